@@ -1,4 +1,4 @@
-"""A living pool for the engines: one kvmaster and one kvstore-node, the commands that the wheel installs."""
+"""A live pool for the engines: one kvmaster and one kvstore-node, the commands that the wheel installs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _START_SECONDS = 20.0
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Returns a port on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 class Pool:
-    """A pool whose processes can be killed. `commands` is where they are installed, `logs` where they
-    write."""
+    """A pool whose processes can be killed. `commands` is the directory of the commands, `logs` the directory
+    of their logs."""
 
     def __init__(self, commands: Path, logs: Path):
         self._commands = commands
@@ -39,7 +39,7 @@ class Pool:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self, *, node: bool = True) -> None:
-        """Starts both, or the master alone, and waits until they are ready."""
+        """Starts both daemons, or only the master, and waits until they are ready."""
         self._start(
             "kvmaster",
             self.http,
@@ -68,7 +68,7 @@ class Pool:
         process.wait()
 
     def stop(self) -> None:
-        """Ends what still runs."""
+        """Ends the daemons that still run."""
         for command in list(self._processes):
             self.kill(command)
 
@@ -97,7 +97,7 @@ def _answers(url: str) -> bool:
 
 @contextlib.contextmanager
 def living_pool(commands: Path, logs: Path, *, node: bool = True) -> Iterator[Pool]:
-    """A pool that ends with the block. Without a node it takes no block."""
+    """A pool that ends with the block. Without a node it accepts no block."""
     logs.mkdir(parents=True, exist_ok=True)
     pool = Pool(commands, logs)
     try:

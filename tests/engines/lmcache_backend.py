@@ -1,8 +1,8 @@
-"""A round trip through LMCache's remote backend, whatever connector its configuration names.
+"""A round trip through LMCache's remote backend, with any connector that its configuration names.
 
-Run in LMCache's virtual environment, with `LMCACHE_CONFIG_FILE` set: `python lmcache_backend.py
-SEED`; chunks of another seed have other keys. Prints a line a check, `ok: ..` or `FAILED: ..`, and at
-last `at its end`.
+Run it in LMCache's virtual environment, with `LMCACHE_CONFIG_FILE` set: `python lmcache_backend.py SEED`.
+Chunks of another seed have other keys. It prints one line for each check, `ok: ..` or `FAILED: ..`, and at last
+`at its end`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHUNKS = 6
 
 
 def check(what: str, holds: bool) -> None:
-    """Says whether it holds."""
+    """Prints the result of a check."""
     print(f"{'ok' if holds else 'FAILED'}: {what}", flush=True)
 
 
@@ -62,7 +62,7 @@ def main() -> None:
     shape = list(connector.meta_shapes[0])
     chunks = []
     for number in range(CHUNKS):
-        # The last one is cut short, as the end of a prompt is.
+        # The last chunk is shorter, like the end of a prompt.
         tokens = shape[2] // 2 if number == CHUNKS - 1 else shape[2]
         cut = torch.Size([*shape[:2], tokens, *shape[3:]])
         chunk = memory.allocate([cut], connector.meta_dtypes, connector.meta_fmt)

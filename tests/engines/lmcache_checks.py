@@ -1,4 +1,5 @@
-"""What a real LMCache does with the pool: its own basic checks, over our plugins and our `mooncake.store`."""
+"""Checks of a real LMCache over the pool: its own basic checks, over kvpool's plugins and kvpool's
+`mooncake.store`."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ KEYS = 8
 
 
 def check(environment: Environment, work: Path, tally: Tally, only: set[str]) -> None:
-    """All checks, or those parts that are named in `only`."""
+    """Runs all checks, or only the parts in `only`."""
     parts = {"l2": check_l2, "remote": check_remote, "mooncake": check_mooncake}
     for part, run in parts.items():
         if not only or part in only:
@@ -26,7 +27,7 @@ def check(environment: Environment, work: Path, tally: Tally, only: set[str]) ->
 
 
 def check_l2(environment: Environment, work: Path, tally: Tally, pool: Pool) -> None:
-    """The L2 adapter, by LMCache's own test of it."""
+    """Checks the L2 adapter by LMCache's own test of adapters."""
     adapter = {
         "type": "plugin",
         "module_path": "kvpool.lmcache",
@@ -39,7 +40,7 @@ def check_l2(environment: Environment, work: Path, tally: Tally, pool: Pool) -> 
 
 
 def check_remote(environment: Environment, work: Path, tally: Tally, pool: Pool) -> None:
-    """The remote connector, by LMCache's own test of one, and by a round trip."""
+    """Checks the remote connector by LMCache's own test of connectors, and by a round trip."""
     plugin = "remote_storage_plugin.kvpool"
     extra = {
         f"{plugin}.module_path": "kvpool.lmcache",
@@ -54,8 +55,8 @@ def check_remote(environment: Environment, work: Path, tally: Tally, pool: Pool)
 
 
 def check_mooncake(environment: Environment, work: Path, tally: Tally, pool: Pool) -> None:
-    """LMCache's MooncakestoreConnector over our module, by a round trip: LMCache's own test asks such a
-    connector for what it says that it does not do."""
+    """Checks LMCache's MooncakestoreConnector over kvpool's module by a round trip. LMCache's own test asks
+    this connector for functions that it does not have."""
     extra = {
         "local_hostname": "127.0.0.1",
         "metadata_server": "P2PHANDSHAKE",
@@ -78,13 +79,13 @@ def round_trips(
     config: dict[str, Any],
     extra: dict[str, Any],
 ) -> None:
-    """Chunks there and back, with LMCache's description of each stored beside it and without.
+    """Moves chunks there and back, with LMCache's stored description of each chunk and without it.
 
-    Without it only whole chunks and such as are cut can be told from each other by their length.
+    Without the description, only the length tells whole chunks from cut chunks.
     """
     for described in (True, False):
         slug = f"{name.replace(' ', '-')}-{'described' if described else 'bare'}"
-        # The two kinds are not to find each other's chunks.
+        # The two kinds must not find each other's chunks.
         salted = {**extra, "save_chunk_meta": described}
         env = configured(work / f"{slug}.yaml", {**config, "extra_config": salted})
         part = f"LMCache, {name}, {'with' if described else 'without'} descriptions"
@@ -97,21 +98,21 @@ def round_trips(
 
 
 def configured(file: Path, config: dict[str, Any]) -> dict[str, str]:
-    """The environment that makes LMCache read this configuration."""
+    """Returns the environment that makes LMCache read this configuration."""
     shared = {"chunk_size": 256, "local_cpu": False, "max_local_cpu_size": 1.0, "remote_serde": "naive"}
-    # JSON is YAML too.
+    # JSON is also YAML.
     file.write_text(json.dumps({**shared, **config}))
     return {"LMCACHE_CONFIG_FILE": str(file)}
 
 
 def basic_check(environment: Environment, log: Path, mode: str, env: dict[str, str], *flags: str) -> str:
-    """What LMCache's basic check prints."""
+    """Returns the output of LMCache's basic check."""
     check = ["-m", "lmcache.v1.basic_check", "--mode", mode, "--num-keys", str(KEYS)]
     return run(environment, log, env, *check, *flags)
 
 
 def run(environment: Environment, log: Path, env: dict[str, str], *arguments: str) -> str:
-    """What a program in LMCache's environment prints."""
+    """Returns the output of a program in LMCache's environment."""
     done = subprocess.run(
         [environment.python, *arguments],
         cwd=log.parent,
@@ -128,7 +129,7 @@ def run(environment: Environment, log: Path, env: dict[str, str], *arguments: st
 
 
 def judge(tally: Tally, name: str, said: str) -> None:
-    """What the check validated is as many keys as there are, each time, and it validated all phases."""
+    """Checks that LMCache validated all phases, and in each phase as many keys as there are."""
     counts = re.findall(r"Validation.*?(\d+)/(\d+)", said)
     full = len(counts) >= 4 and all(some == whole == str(KEYS) for some, whole in counts)
     failed = re.findall(r".*(?:FAIL|Test Failed|Error closing).*", said)

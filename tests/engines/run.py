@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Runs real inference engines over a real pool, and says what they did with it.
+"""Runs real inference engines over a real pool, and reports the results.
 
     tests/engines/run.py [vllm] [vllm-handoff] [lmcache] [sglang] [sglang-handoff] [--wheels DIRECTORY]
         [--only PART]
 
-Each engine gets a virtual environment of its own in `KVPOOL_ENGINES_DIR` (target/engines unless set),
-made once: gigabytes of wheels, so none of this is part of `.ci/run`. Our own wheels are built by `cargo
-xtask wheels` unless a directory with them is given. Ends with a table, and non-zero when a check failed.
+Each engine gets a virtual environment of its own in `KVPOOL_ENGINES_DIR` (target/engines unless set), made
+once. It holds gigabytes of wheels, so `.ci/run` does not run this script. `cargo xtask wheels` builds the
+project's wheels, unless a directory with them is given. The script ends with a table, and with a status other
+than 0 when a check failed.
 """
 
 from __future__ import annotations

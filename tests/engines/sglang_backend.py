@@ -1,7 +1,7 @@
-"""Our backend, made by SGLang's factory, over host memory of SGLang's own.
+"""kvpool's backend, made by SGLang's factory, over SGLang's own host memory.
 
-Run in SGLang's virtual environment: `python sglang_backend.py MASTER`. Prints a line a check, `ok: ..` or
-`FAILED: ..`, and at last `at its end`.
+Run it in SGLang's virtual environment: `python sglang_backend.py MASTER`. It prints one line for each check,
+`ok: ..` or `FAILED: ..`, and at last `at its end`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ WIDTH = 32
 
 
 def check(what: str, holds: bool) -> None:
-    """Says whether it holds."""
+    """Prints the result of a check."""
     print(f"{'ok' if holds else 'FAILED'}: {what}", flush=True)
 
 
 def host_memory() -> MHATokenToKVPoolHost:
-    """SGLang's host memory for twice as many pages as are moved, beside a small cache of its own."""
+    """Makes SGLang's host memory for twice as many pages as are moved, beside a small cache of its own."""
     tokens = 2 * PAGES * PAGE
     keys, values = (
         tuple(torch.zeros(tokens, HEADS, WIDTH) for _ in range(LAYERS)) for _ in range(2)
@@ -77,7 +77,7 @@ def host_memory() -> MHATokenToKVPoolHost:
 
 
 def backend(master: str, memory: MHATokenToKVPoolHost, rank: int, direct: bool) -> Any:
-    """The backend as SGLang makes it for a rank of two."""
+    """Makes the backend as SGLang does for one rank of two."""
     extra = {
         "backend_name": "kvpool",
         "module_path": "kvpool.sglang",
@@ -104,7 +104,7 @@ def backend(master: str, memory: MHATokenToKVPoolHost, rank: int, direct: bool) 
 
 
 def check_pages(master: str) -> None:
-    """Pages by their place in host memory, as SGLang moves them with `interface_v1`."""
+    """Moves pages by their place in host memory, as SGLang does with `interface_v1`."""
     memory = host_memory()
     first, other = (backend(master, memory, rank, direct=True) for rank in range(2))
     hashes = [uuid.uuid4().hex * 2 for _ in range(PAGES)]
@@ -126,7 +126,7 @@ def check_pages(master: str) -> None:
 
 
 def check_copies(master: str) -> None:
-    """Pages as tensors, as SGLang moves them without `interface_v1`."""
+    """Moves pages as tensors, as SGLang does without `interface_v1`."""
     memory = host_memory()
     storage = backend(master, memory, 0, direct=False)
     hashes = [uuid.uuid4().hex * 2 for _ in range(PAGES)]
@@ -142,7 +142,8 @@ def check_copies(master: str) -> None:
 
 
 def check_side_pools(master: str, direct: bool) -> None:
-    """Models whose cache is of several kinds: SGLang names each kind's pages beside those of the KV cache."""
+    """Models with several kinds of cache: SGLang names the pages of each kind beside the pages of the KV
+    cache."""
     way = "by place" if direct else "as copies"
     memory, window, state = host_memory(), host_memory(), host_memory()
     storage, other = (backend(master, memory, rank, direct) for rank in range(2))
@@ -158,7 +159,7 @@ def check_side_pools(master: str, direct: bool) -> None:
     def of(name: PoolName, indices: Any, keys: list[str], policy: Any = PoolHitPolicy.ALL_PAGES) -> PoolTransfer:
         return PoolTransfer(name=name, host_indices=indices, keys=keys, hit_policy=policy)
 
-    # All of the window's pages, and of the state the fourth and fifth alone.
+    # All pages of the window, and only the fourth and fifth pages of the state.
     part = slice(3 * PAGE, 5 * PAGE)
     sent = [of(PoolName.SWA, sources, hashes), of(PoolName.MAMBA, sources[part], hashes[3:5])]
     put = storage.batch_set_v2([of(PoolName.KV, sources, hashes), *sent])

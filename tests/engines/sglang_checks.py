@@ -1,7 +1,7 @@
 """Checks of SGLang's hierarchical cache over the pool.
 
-They run SGLang's own test of the Mooncake store over our module. They also run our backend, created by
-SGLang's factory, over SGLang's host memory."""
+They run SGLang's own test of the Mooncake store over kvpool's module. They also run kvpool's backend, created
+by SGLang's factory, over SGLang's host memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOONCAKE_TEST = "sglang.srt.mem_cache.storage.mooncake_store.test_mooncake_store
 
 
 def check(environment: Environment, work: Path, tally: Tally, only: set[str]) -> None:
-    """All checks, or those parts that are named in `only`."""
+    """Runs all checks, or only the parts in `only`."""
     if not only or "mooncake" in only:
         with living_pool(environment.commands, work / "mooncake-pool") as pool:
             env = {
@@ -41,7 +41,7 @@ def check(environment: Environment, work: Path, tally: Tally, only: set[str]) ->
 
 
 def run(environment: Environment, log: Path, *arguments: str, **env: str) -> str:
-    """What a program in SGLang's environment prints."""
+    """Returns the output of a program in SGLang's environment."""
     done = subprocess.run(
         [environment.python, *arguments],
         cwd=log.parent,
@@ -58,5 +58,5 @@ def run(environment: Environment, log: Path, *arguments: str, **env: str) -> str
 
 
 def last_line(said: str) -> str:
-    """The last thing that was printed."""
+    """Returns the last printed line."""
     return said.strip().rsplit("\n", 1)[-1][-80:]

@@ -1,8 +1,9 @@
-"""SGLang's classes of a transfer back end, one process a rank, without a model.
+"""SGLang's classes of a transfer back end, with one process for each rank, without a model.
 
-Run in SGLang's virtual environment: `python sglang_classes.py BACKEND PREFILL_RANKS:DECODE_RANKS PORT`. Prefill's
-ranks send pages whose bytes follow from layer, page, token and head, in two chunks, and metadata with the
-room. Prints a line a check, `ok: ..` or `FAILED: ..`, and at last `at its end`.
+Run it in SGLang's virtual environment: `python sglang_classes.py BACKEND PREFILL_RANKS:DECODE_RANKS PORT`.
+Prefill's ranks send pages in two chunks, and metadata with the room. The bytes of a page follow from layer,
+page, token and head. The script prints one line for each check, `ok: ..` or `FAILED: ..`, and at last `at its
+end`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ HEADS = 4
 WIDTH = 16
 PAGE = 64
 PAGES = 24
-# As many fields as there are buffers; the last one is the room's.
+# One field for each buffer. The last field is the room.
 FIELDS = (64, 64, 64)
 SLOTS = 4
 SLOT = 2
 ROOM = 4_242
-# Where prefill has the prompt's pages, and where decode wants them.
+# The pages of the prompt at prefill, and at decode.
 SOURCE = [3, 4, 5, 9, 10, 2]
 TARGET = [7, 8, 1, 14, 15, 20]
 CHUNKS = (4, 6)
@@ -34,7 +35,7 @@ SECONDS = 90.0
 
 
 def pattern(rank: int, ranks: int) -> np.ndarray:
-    """The bytes of a rank: [keys and values of each layer][page][token][head][element]."""
+    """Returns the bytes of a rank: [keys and values of each layer][page][token][head][element]."""
     shape = (2 * LAYERS, PAGES, PAGE, HEADS, WIDTH)
     numbers = np.arange(np.prod(shape), dtype=np.uint64).reshape(shape)
     mixed = ((numbers * np.uint64(2_654_435_761)) >> np.uint64(7)).astype(np.uint8)
@@ -43,7 +44,7 @@ def pattern(rank: int, ranks: int) -> np.ndarray:
 
 
 def arguments(memory: np.ndarray, fields: list[np.ndarray], rank: int, ranks: int) -> Any:
-    """What SGLang tells a back end of a rank's memory."""
+    """Returns SGLang's description of a rank's memory for a back end."""
     from sglang.srt.disaggregation.base.conn import KVArgs
 
     args = KVArgs()
@@ -105,7 +106,7 @@ def context(backend: str, mode: str, rank: int, ranks: int, port: int, model: st
 
 
 def classes(backend: str) -> dict[str, Any]:
-    """The back end's classes."""
+    """Returns the back end's classes."""
     from sglang.srt.disaggregation import utils
 
     chosen = utils.TransferBackend(backend)
@@ -120,7 +121,7 @@ def classes(backend: str) -> dict[str, Any]:
 
 
 def until(poll: Any, wanted: int, seen: list[int]) -> int:
-    """Polls until a state, or failure; notes every change."""
+    """Polls until a state or a failure. Notes every change."""
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         state = int(poll())
@@ -133,7 +134,7 @@ def until(poll: Any, wanted: int, seen: list[int]) -> int:
 
 
 def prefill(backend: str, rank: int, ranks: int, port: int, model: str) -> list[tuple[str, bool]]:
-    """A rank of prefill."""
+    """Runs a rank of prefill. Returns its checks."""
     from sglang.srt.disaggregation.utils import DisaggregationMode
 
     server = context(backend, "prefill", rank, ranks, port, model)
@@ -165,7 +166,7 @@ def prefill(backend: str, rank: int, ranks: int, port: int, model: str) -> list[
 def decode(
     backend: str, rank: int, ranks: int, port: int, model: str
 ) -> list[tuple[str, bool]]:
-    """A rank of decode."""
+    """Runs a rank of decode. Returns its checks."""
     from sglang.srt.disaggregation.utils import DisaggregationMode
 
     server = context(backend, "decode", rank, ranks, port, model)
@@ -201,7 +202,7 @@ def decode(
 
 
 def run_rank(said: Any, role: str, *rest: Any) -> None:
-    """A process: its checks, or why there are none."""
+    """Runs a rank in a process. Reports its checks, or the reason why there are none."""
     try:
         said.put((prefill if role == "prefill" else decode)(*rest))
     except Exception:

@@ -1,7 +1,7 @@
-"""Faults of a pair of SGLang engines, in the middle of hand-offs: over our back end, and over SGLang's own.
+"""Faults of a pair of SGLang engines during hand-offs: over kvpool's back end, and over SGLang's own.
 
-After a failed hand-off SGLang's decode ends the request and computes nothing itself. So the times are those until a
-request has ended. They are facts; over our back end a request that does not end is a failure.
+After a failed hand-off, SGLang's decode ends the request and computes nothing itself. So the times are those
+until the end of a request. They are facts. Over kvpool's back end a request that does not end is a failure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROGRAM = HERE / "sglang_live.py"
 # 300 MiB of KV cache.
 PROMPT_TOKENS = 600
 ANSWER_TOKENS = 4
-# A fault within a chunk comes once prefill has sent so many bytes.
+# A fault within a chunk happens after prefill has sent this many bytes.
 SENT_BYTES = 8 << 20
 HANG_SECONDS = 30.0
 FIRST_SECONDS = 120.0
@@ -36,15 +36,15 @@ PARTS = ("kvpool", "mooncake", "mooncake-own")
 
 
 def prompt(seed: int) -> list[int]:
-    """A prompt; no two seeds have the first token in common."""
+    """Returns a prompt. No two seeds have the same first token."""
     return [3 + (at * 7 + seed * 131) % 500 for at in range(PROMPT_TOKENS)]
 
 
 def check(
     environment: Environment, work: Path, tally: Tally, only: set[str], variables: dict[str, str]
 ) -> None:
-    """The faults over the back ends that are named in `only`: `faults` for all, or `faults-PART`. They take long, and
-    do not run unless named. `variables` are what every SGLang process needs."""
+    """Runs the faults over the back ends in `only`: `faults` for all, or `faults-PART`. They take long, so they
+    run only when named. `variables` are the environment variables of every SGLang process."""
     wanted = [part for part in PARTS if only & {"faults", f"faults-{part}"}]
     if not wanted:
         return
@@ -79,7 +79,7 @@ class Faults:
         self._port = 0
 
     def run(self) -> None:
-        """All of them."""
+        """Runs all faults."""
         with self._engine("decode") as decode:
             with self._pair(decode, TTL_SECONDS) as prefill:
                 self._never_asks(prefill)
@@ -105,10 +105,10 @@ class Faults:
             "disaggregation_mode": role,
             "disaggregation_transfer_backend": self._backend,
         }
-        # A decode engine that waits keeps a core busy: a thread that others wait for would not run.
+        # A waiting decode engine keeps a core busy, so a thread that others wait for would not run.
         env = {"OMP_NUM_THREADS": "1", **self._variables}
         if role == "decode":
-            # By default decode pins host memory for requests that it takes back, which needs CUDA.
+            # By default decode pins host memory for preempted requests, which needs CUDA.
             options["disaggregation_decode_retraction_backup"] = "cpu_tensor"
         else:
             self._port = free_port()
@@ -119,7 +119,7 @@ class Faults:
 
     @contextlib.contextmanager
     def _pair(self, decode: LiveEngine, ttl: int | None = None) -> Iterator[LiveEngine]:
-        """A prefill engine that has handed a prompt off."""
+        """A prefill engine that has already handed a prompt off."""
         with self._engine("prefill", ttl) as prefill:
             request = self._ask(decode, self._room + 1)
             self._ask(prefill, self._room + 1)
@@ -134,7 +134,7 @@ class Faults:
     def _before(
         self, prefill: LiveEngine, decode: LiveEngine, what: str, limit: float, is_killed: bool
     ) -> bool:
-        """Decode asks for a prompt that prefill does not know. Returns whether its request ended."""
+        """Decode asks for a prompt that prefill does not know. Returns whether the request ended."""
         self._room += 1
         request = self._ask(decode, self._room)
         time.sleep(2.0)
@@ -158,7 +158,7 @@ class Faults:
         self._ended(prefill, given, what, time.monotonic(), f"TTL {TTL_SECONDS} s")
 
     def _begin(self, prefill: LiveEngine, decode: LiveEngine, what: str) -> tuple[str, str]:
-        """Returns decode's and prefill's request, once prefill has sent some bytes."""
+        """Returns the requests of decode and of prefill, once prefill has sent some bytes."""
         self._room += 1
         before = bytes_sent(prefill)
         asked, given = self._ask(decode, self._room), self._ask(prefill, self._room)
@@ -186,7 +186,7 @@ class Faults:
 
 
 def bytes_sent(engine: LiveEngine) -> int:
-    """The bytes that an engine's processes have sent over TCP, on connections that are open."""
+    """Returns the bytes that an engine's processes have sent over TCP on open connections."""
     sockets = subprocess.run(["ss", "-tinpHO"], stdout=subprocess.PIPE, text=True, check=True).stdout
     sent = 0
     for line in sockets.splitlines():

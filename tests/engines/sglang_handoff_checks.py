@@ -1,6 +1,6 @@
 """Two real SGLang engines: one computes prompts, the other decodes them.
 
-Decode gets another prompt of the same length. It must still answer as an engine that does both would answer
+Decode gets another prompt of the same length. It must still answer like one engine that computes and decodes
 prefill's prompt. It can do so only with prefill's KV cache and metadata.
 """
 
@@ -19,22 +19,22 @@ from tally import Tally
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "sglang_live.py"
-# Of what SGLang has no build for this machine; and a plugin.
+# Stand-ins for packages without a build for this machine, and a plugin.
 CPU = HERE / "sglang_cpu"
-# Three chunks of 256 tokens at most.
+# At most three chunks of 256 tokens.
 PROMPT_TOKENS = 600
 ANSWER_TOKENS = 16
 ROOMS = (7_001, 7_002)
 
 
 def prompt(seed: int) -> list[int]:
-    """A prompt; those of all seeds have the same last token."""
+    """Returns a prompt. The prompts of all seeds have the same last token."""
     numbers = [3 + (at * 7 + seed * 131 + (at * seed) % 97) % 500 for at in range(PROMPT_TOKENS - 1)]
     return [*numbers, 5]
 
 
 def variables() -> dict[str, str]:
-    """What every SGLang process on a CPU needs."""
+    """Returns the environment variables of every SGLang process on a CPU."""
     path = os.pathsep.join([str(CPU), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {
         "PYTHONPATH": path,
@@ -45,7 +45,7 @@ def variables() -> dict[str, str]:
 
 
 def check(environment: Environment, work: Path, tally: Tally, only: set[str]) -> None:
-    """All checks, or those parts that are named in `only`."""
+    """Runs all checks, or only the parts in `only`."""
     sglang_faults.check(environment, work, tally, only, variables())
     subprocess.run([environment.python, HERE / "tiny_model.py", work / "llama"], check=True)
     for backend in ("mooncake", "kvpool"):
@@ -57,7 +57,7 @@ def check(environment: Environment, work: Path, tally: Tally, only: set[str]) ->
 
 
 def check_classes(environment: Environment, work: Path, tally: Tally, backend: str, ranks: str) -> None:
-    """SGLang's classes of a back end, without a model: the bytes, the metadata and the polls."""
+    """Checks SGLang's classes of a back end without a model: the bytes, the metadata and the polls."""
     name = f"SGLang, {backend}, {ranks.replace(':', ' to ')} ranks"
     log = work / f"{backend}-{ranks.replace(':', '-')}.log"
     done = subprocess.run(
@@ -82,14 +82,14 @@ def check_classes(environment: Environment, work: Path, tally: Tally, backend: s
 
 
 def check_engines(environment: Environment, work: Path, tally: Tally, backend: str) -> None:
-    """Whole engines over a back end."""
+    """Checks whole engines over a back end."""
     name = f"SGLang, {backend}"
     work.mkdir(parents=True)
     options: dict[str, Any] = {"model_path": str(work.parent / "llama")}
     wanted = reference(environment, work, options)
     port = free_port()
     shared = {**options, "disaggregation_transfer_backend": backend, "disaggregation_bootstrap_port": port}
-    # By default decode pins host memory for requests that it takes back, which needs CUDA.
+    # By default decode pins host memory for preempted requests, which needs CUDA.
     kept = {"decode": {"disaggregation_decode_retraction_backup": "cpu_tensor"}}
     engines = {
         mode: ({**shared, **kept.get(mode, {}), "disaggregation_mode": mode}, variables())
@@ -108,7 +108,7 @@ def check_engines(environment: Environment, work: Path, tally: Tally, backend: s
 def hand_off(
     running: dict[str, LiveEngine], asked: list[int], swapped: list[int], port: int, room: int
 ) -> dict[str, Any]:
-    """Decode's answer to a prompt in the place of prefill's."""
+    """Returns decode's answer to a prompt in the place of prefill's."""
     shared = {"port": port, "room": room}
     running["decode"].send(f"decode-{room}", prompt=swapped, tokens=ANSWER_TOKENS, **shared)
     running["prefill"].send(f"prefill-{room}", prompt=asked, tokens=ANSWER_TOKENS, **shared)
@@ -116,7 +116,7 @@ def hand_off(
 
 
 def reference(environment: Environment, work: Path, options: dict[str, Any]) -> list[list[int]]:
-    """The answers of an engine that does both."""
+    """Returns the answers of an engine that does both."""
     with live_engines(environment, PROGRAM, work, {"reference": (options, variables())}) as running:
         answers = [
             running["reference"].ask(f"plain-{at}", prompt=prompt(at), tokens=ANSWER_TOKENS)

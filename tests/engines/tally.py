@@ -1,4 +1,4 @@
-"""What was checked and what came of it, printed as a table."""
+"""The checks and their results, printed as a table."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Tally:
     rows: list[tuple[str, str, str, str]] = dataclasses.field(default_factory=list)
 
     def check(self, part: str, what: str, seen: object, holds: bool) -> None:
-        """Notes a check: which part it is of, what should hold, what was seen, whether it holds."""
+        """Notes a check: its part, the rule, the observation, and whether the rule holds."""
         self._add(part, what, seen, "ok" if holds else "FAILED")
 
     def fact(self, part: str, what: str, seen: object) -> None:
-        """Notes what was seen, which neither passes nor fails."""
+        """Notes an observation, which neither passes nor fails."""
         self._add(part, what, seen, "fact")
 
     def _add(self, part: str, what: str, seen: object, verdict: str) -> None:
@@ -24,12 +24,12 @@ class Tally:
         print(f"--- {verdict}: {part}: {what}: {seen}", flush=True)
 
     def passed(self) -> bool:
-        """Whether there were checks and all of them hold."""
+        """Whether there were checks and all of them passed."""
         verdicts = [verdict for *_, verdict in self.rows]
         return "ok" in verdicts and "FAILED" not in verdicts
 
     def table(self) -> str:
-        """The table."""
+        """Returns the table."""
         lines = [("part", "what", "seen", "")]
         lines += self.rows
         widths = [max(len(line[column]) for line in lines) for column in range(3)]

@@ -1,9 +1,9 @@
-"""Makes a model that is small enough to run anywhere: a Llama of random weights with a tokenizer of its own.
+"""Makes a model that is small enough for any machine: a Llama with random weights and a tokenizer of its own.
 
-Run in an engine's virtual environment: `python tiny_model.py DIRECTORY [--window TOKENS | --wide]`. Nothing
-is fetched. The same seed gives the same weights, so that two runs can be compared. With a window every
-second layer looks back that many tokens only, and the engine keeps two groups of KV cache. A wide model has
-512 KiB of KV cache a token.
+Run it in an engine's virtual environment: `python tiny_model.py DIRECTORY [--window TOKENS | --wide]`. It
+fetches nothing. The same seed gives the same weights, so that two runs can be compared. With a window, every
+second layer looks back only that many tokens, and the engine keeps two groups of KV cache. A wide model has 512
+KiB of KV cache for each token.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SEED = 20
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token a word: `w0` to `w511`."""
+    """A tokenizer with one token for each word: `w0` to `w511`."""
     words = {f"w{number}": number for number in range(WORDS)}
     inner = Tokenizer(models.WordLevel(words, unk_token="w0"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -53,7 +53,7 @@ def llama(layers: int = 2, heads: int = 4, kv_heads: int = 2, width: int = 32) -
 
 
 def windowed(window: int) -> Gemma3ForCausalLM:
-    """Two layers with a sliding window, two of full attention."""
+    """Two layers with a sliding window, and two layers of full attention."""
     shape = Gemma3TextConfig(
         vocab_size=WORDS,
         hidden_size=128,
@@ -82,7 +82,7 @@ def main() -> None:
     options = arguments.parse_args()
     torch.manual_seed(SEED)
     model = windowed(options.window) if options.window else llama(32, 16, 16, 128) if options.wide else llama()
-    # In float32 the greedy choice does not hang on how a sum was split.
+    # In float32 the greedy choice does not depend on the order of a sum.
     model.to(torch.float32).save_pretrained(options.directory)
     tokenizer().save_pretrained(options.directory)
 

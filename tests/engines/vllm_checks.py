@@ -1,4 +1,5 @@
-"""What a real vLLM does with the pool: two engines one after the other share what the first computed."""
+"""Checks of a real vLLM over the pool: of two engines, one after the other, the second reuses the first one's
+blocks."""
 
 from __future__ import annotations
 
@@ -16,17 +17,17 @@ from environments import Environment
 from tally import Tally
 
 HERE = Path(__file__).parent
-# Blocks of vLLM on a CPU have 128 tokens: of 600 the pool can have the first 512.
+# On a CPU, blocks of vLLM have 128 tokens: of 600 tokens the pool can have the first 512.
 SHARED = [512, 512]
 NOTHING = [0, 0]
-# The original takes 61 s before it says that a dead owner's block is gone.
+# The original takes 61 s until it reports that a dead owner's block is gone.
 SECONDS_AFTER_DEATH = 10.0
 WINDOW = 256
 
 
 @dataclasses.dataclass
 class Setting:
-    """Where the checks run."""
+    """The environment of the checks."""
 
     environment: Environment
     work: Path
@@ -39,7 +40,7 @@ class Setting:
         during: Callable[[], None] | None = None,
         **env: str,
     ) -> Any:
-        """An engine's life; what it answered. `during` runs while a ready engine waits."""
+        """Runs an engine for its whole life. Returns its answers. `during` runs while a ready engine waits."""
         command = [self.environment.python, HERE / "vllm_engine.py"]
         if during is not None:
             gate = self.work / f"{part}.go"
@@ -72,7 +73,7 @@ class Setting:
         return json.loads(answer)
 
     def model(self, name: str, *flags: str) -> str:
-        """A tiny model's directory."""
+        """Returns the directory of a tiny model."""
         model = self.work / name
         if not model.exists():
             subprocess.run([self.environment.python, HERE / "tiny_model.py", model, *flags], check=True)
@@ -80,7 +81,7 @@ class Setting:
 
 
 def kvpool_connector(pool: Pool, **extra: Any) -> dict[str, Any]:
-    """vLLM's settings for our own connector."""
+    """Returns vLLM's settings for kvpool's connector."""
     return {
         "kv_connector": "KvpoolConnector",
         "kv_connector_module_path": "kvpool.vllm",
@@ -98,7 +99,7 @@ MOONCAKE_CONNECTOR = {
 
 
 def mooncake_environment(pool: Pool, work: Path) -> dict[str, str]:
-    """The file that the upstream connector reads, for a pool of ours."""
+    """Writes the file that the upstream connector reads, for a pool of kvpool."""
     file = work / f"mooncake-{pool.port}.json"
     settings = {
         "metadata_server": "P2PHANDSHAKE",
@@ -114,7 +115,7 @@ def mooncake_environment(pool: Pool, work: Path) -> dict[str, str]:
 
 
 def check(environment: Environment, work: Path, tally: Tally, only: set[str]) -> None:
-    """All checks, or those parts that are named in `only`."""
+    """Runs all checks, or only the parts in `only`."""
     setting = Setting(environment, work, tally)
     model = setting.model("llama")
     plain = setting.run("reference", {"model": model})
@@ -137,7 +138,7 @@ def check(environment: Environment, work: Path, tally: Tally, only: set[str]) ->
             check_death(setting, name, pool, windowed, wanted, ours)
     if wants(only, "ranks"):
         ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-        # Left to itself vLLM wants a NUMA node for each rank.
+        # By default vLLM requires a NUMA node for each rank.
         cores = sorted(os.sched_getaffinity(0))
         env = {"VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"}
         wanted = setting.run("ranks-reference", {"model": model, "engine": ranks}, **env)
@@ -154,12 +155,12 @@ def check(environment: Environment, work: Path, tally: Tally, only: set[str]) ->
 
 
 def wants(only: set[str], part: str) -> bool:
-    """Whether the part is asked for."""
+    """Whether the part is requested."""
     return not only or part in only
 
 
 def answers_alike(answer: Any, plain: Any) -> bool:
-    """Whether there are answers, and the same as without a connector."""
+    """Whether there are answers, and they equal the answers without a connector."""
     return bool(plain["tokens"]) and answer["tokens"] == plain["tokens"]
 
 
@@ -173,7 +174,7 @@ def check_sharing(
     engine: dict[str, Any] | None = None,
     **env: str,
 ) -> None:
-    """The second engine takes from the pool what the first computed, and answers the same."""
+    """The second engine takes the first engine's blocks from the pool, and gives the same answers."""
     tally = setting.tally
     slug = name.replace(" ", "-").replace(",", "")
     settings = {"model": model, "connector": connector, "engine": engine or {}}
@@ -183,7 +184,7 @@ def check_sharing(
     tally.check(name, "and answers as without a connector", first.get("failed", ""), same)
     second = setting.run(f"{slug}-second", settings, **env)
     found = second["cached"]
-    # How much of a model with windows can be shared hangs on its block sizes; all of it is most of it.
+    # The shareable part of a model with windows depends on its block sizes, and may be less than all.
     enough = found == shared if shared else bool(found) and min(found) >= SHARED[0] // 2
     tally.check(name, "the second has cached tokens", found, enough)
     same = answers_alike(second, plain)
@@ -200,12 +201,12 @@ def check_death(
     engine: dict[str, Any] | None = None,
     **env: str,
 ) -> None:
-    """With the node killed once the blocks are put, the right answer comes within seconds."""
+    """After a kill of the node, with the blocks put, the right answer comes within seconds."""
     slug = name.replace(" ", "-").replace(",", "")
     settings = {"model": model, "connector": connector, "engine": engine or {}}
     after = setting.run(f"{slug}-after-death", settings, lambda: pool.kill("kvstore-node"), **env)
     seconds = after["seconds"]
-    # All that it would have loaded is computed, which takes as long as it does without a pool.
+    # The engine computes all blocks that it would have loaded. This takes as long as without a pool.
     in_time = seconds is not None and seconds < (plain["seconds"] or 0) + SECONDS_AFTER_DEATH
     same = answers_alike(after, plain)
     tally = setting.tally

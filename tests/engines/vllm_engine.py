@@ -1,11 +1,11 @@
-"""Starts one vLLM engine, has it answer two prompts without a common prefix, and prints the result as JSON.
+"""Starts one vLLM engine, gives it two prompts without a common prefix, and prints the result as JSON.
 
 Run `python vllm_engine.py SETTINGS` in vLLM's virtual environment. SETTINGS is a JSON object:
 
 - `model`: a directory.
 - `connector`: vLLM's `kv_transfer_config`, or null.
 - `wait_for`: a file. The ready engine creates `ready` beside it and waits until the file exists.
-- `rounds`: how often the prompts are asked, by default 1.
+- `rounds`: the number of times that the prompts are sent, by default 1.
 - `engine`: further options of the engine.
 
 The last line of the output is a JSON object:
@@ -23,7 +23,7 @@ import sys
 import time
 from pathlib import Path
 
-# One process: an engine starts in a third of the time, and its prints come in order.
+# With one process an engine starts in a third of the time, and its output is in order.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
@@ -58,7 +58,7 @@ def main() -> None:
     seconds = time.monotonic() - started
     for _ in range(settings.get("rounds", 1) - 1):
         answers = engine.generate(prompts(), greedy, use_tqdm=False)
-    # What is still being saved is saved before the engine's end.
+    # Saves in progress end before the engine.
     engine.llm_engine.engine_core.shutdown()
     result = {
         "tokens": [list(answer.outputs[0].token_ids) for answer in answers],

@@ -1,7 +1,8 @@
-"""Faults of a pair of vLLM engines, in the middle of hand-offs: over our connector, and over vLLM's own two.
+"""Faults of a pair of vLLM engines during hand-offs: over kvpool's connector, and over vLLM's own two
+connectors.
 
-An engine lives until a fault kills it. The model is wide, so that a hand-off takes long enough to be hit. Times are
-facts. A check fails when the answer is wrong, or when nothing happened after several times the limit: a hang.
+An engine lives until a fault kills it. The model is wide, so that a hand-off takes long enough for a fault.
+Times are facts. A check fails when the answer is wrong, or when nothing happened after several times the limit.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ HANG_SECONDS = 15.0
 # A loaded machine computes a prompt in ten seconds.
 OUR_HANG_SECONDS = 60.0
 TTL_SECONDS = 8
-# What the connectors and vLLM print when blocks do not come.
+# The lines that the connectors and vLLM print when blocks do not arrive.
 NOTICED = r"did not come from prefill|pulling kv_caches for .* failed|KV load failure|transfer_failed|handshake failed"
 PARTS = ("mooncake", "mooncake-own", "nixl", "push", "pull")
 
 
 def prompt(seed: int) -> list[int]:
-    """A prompt; those of all seeds have the same last token, and no first page in common."""
+    """Returns a prompt. The prompts of all seeds have the same last token and different first pages."""
     numbers = [3 + (at * 7 + seed * 131 + (at * seed) % 97) % 500 for at in range(PROMPT_TOKENS - 1)]
     return [*numbers, 5]
 
@@ -49,14 +50,15 @@ class Connector(abc.ABC):
     asks_first = True
     """Whether decode may ask for a prompt that prefill has not computed."""
     holds = True
-    """Whether prefill moves the bytes and says when it has ended."""
+    """Whether prefill moves the bytes and reports the end of the transfer."""
     variables: dict[str, str]
     own_ttl = ""
-    """How long prefill keeps blocks for decode unless told."""
+    """How long prefill keeps blocks for decode by default."""
 
     @abc.abstractmethod
     def settings(self, role: str, ttl: int | None) -> tuple[dict[str, Any], dict[str, str]]:
-        """Of the next engine: vLLM's settings and the environment's variables. `ttl` is for a short one."""
+        """Returns vLLM's settings and the environment variables of the next engine. `ttl`: a short time to keep
+        blocks."""
 
     def give(self, transfer: int) -> dict[str, Any]:
         """The parameters of prefill's request."""
@@ -64,11 +66,12 @@ class Connector(abc.ABC):
 
     @abc.abstractmethod
     def take(self, transfer: int, answered: dict[str, Any] | None) -> dict[str, Any]:
-        """The parameters of decode's request; `answered` are those that prefill has answered, if it has."""
+        """Returns the parameters of decode's request. `answered`: the parameters in prefill's answer, if there
+        is one."""
 
 
 class Kvpool(Connector):
-    """Ours."""
+    """kvpool's connector."""
 
     is_ours = True
     own_ttl = "300 s"
@@ -104,7 +107,7 @@ class Kvpool(Connector):
 
 
 class Mooncake(Connector):
-    """vLLM's connector for Mooncake, over Mooncake's engine or over ours."""
+    """vLLM's connector for Mooncake, over Mooncake's engine or over kvpool's."""
 
     own_ttl = "480 s"
 
@@ -166,7 +169,7 @@ class Nixl(Connector):
             "PYTHONPATH": str(self._path),
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
-            # As between hosts without RDMA: UCX would take the memory of the other process on one host.
+            # As between hosts without RDMA: on one host UCX would access the memory of the other process.
             "UCX_TLS": "tcp",
         }
         return connector, env
@@ -176,7 +179,7 @@ class Nixl(Connector):
 
 
 def check(environment: Environment, work: Path, tally: Tally, only: set[str]) -> None:
-    """The faults over each connector, or over those that are named in `only`: `faults` or `faults-PART`."""
+    """Runs the faults over each connector, or over those in `only`: `faults` or `faults-PART`."""
     wanted = [part for part in PARTS if not only or only & {"faults", f"faults-{part}"}]
     if not wanted:
         return
@@ -184,7 +187,7 @@ def check(environment: Environment, work: Path, tally: Tally, only: set[str]) ->
     for part in wanted:
         directory = work / f"faults-{part}"
         directory.mkdir(parents=True)
-        # Without a store node: what the pool has would not be handed off.
+        # There is no store node, because blocks in the pool would not be handed off.
         with living_pool(environment.commands, directory, node=False) as pool:
             try:
                 name, connector = connector_of(environment, part, pool.master)
@@ -196,7 +199,7 @@ def check(environment: Environment, work: Path, tally: Tally, only: set[str]) ->
 
 
 def connector_of(environment: Environment, part: str, master: str) -> tuple[str, Connector]:
-    """A connector and its name. Raises RuntimeError if its packages cannot be installed."""
+    """Returns a connector and its name. Raises RuntimeError if its packages cannot be installed."""
     if part == "mooncake":
         return "MooncakeConnector, mooncake.engine of kvpool", Mooncake(None)
     if part == "mooncake-own":
@@ -218,7 +221,7 @@ class Faults:
         self._plain_seconds = 0.0
 
     def run(self) -> None:
-        """All of them."""
+        """Runs all faults."""
         with self._engine("decode") as decode:
             with self._pair(decode) as prefill:
                 self._before(prefill, decode, "SIGSTOP of prefill before the offer", 4.0, is_killed=False)
@@ -239,7 +242,7 @@ class Faults:
                 self._before(prefill, decode, "kill -9 of prefill before the offer", 1.0, is_killed=True)
             with self._pair(decode) as prefill:
                 self._decode_fails(prefill, decode, "SIGSTOP of decode within a chunk", 4.0, is_killed=False)
-        # A decode that went on after SIGSTOP would be killed while it computes, perhaps before it asks.
+        # A decode that continues after SIGSTOP would be killed while it computes, perhaps before it asks.
         with self._engine("decode") as decode, self._pair(decode) as prefill:
             self._decode_fails(prefill, decode, "kill -9 of decode within a chunk", 1.0, is_killed=True)
 
@@ -255,7 +258,7 @@ class Faults:
 
     @contextlib.contextmanager
     def _pair(self, decode: LiveEngine, ttl: int | None = None) -> Iterator[LiveEngine]:
-        """A prefill engine that has handed a prompt off."""
+        """A prefill engine that has already handed a prompt off."""
         with self._engine("prefill", ttl) as prefill:
             asked, swapped = prompt(self._number()), prompt(self._number())
             got = self._hand_off(prefill, decode, asked, swapped)
@@ -270,8 +273,8 @@ class Faults:
     def _before(
         self, prefill: LiveEngine, decode: LiveEngine, what: str, limit: float, is_killed: bool
     ) -> None:
-        """Decode asks for a prompt that prefill did not compute. If it cannot, prefill has computed it, and fails
-        before decode asks."""
+        """Decode asks for a prompt that prefill did not compute. With a connector that cannot do so, prefill
+        computes the prompt, and fails before decode asks."""
         asked, transfer = prompt(self._number()), self._number()
         wanted = self._plain(prefill, asked)
         answered = None if self._connector.asks_first else self._give(prefill, asked, transfer)
@@ -327,7 +330,7 @@ class Faults:
     def _pins(
         self, prefill: LiveEngine, what: str, free: int, since: float, from_then: float, limit: str
     ) -> None:
-        """Whether prefill frees the blocks that it kept, and when."""
+        """Checks whether and when prefill frees the blocks that it kept."""
         kept = prefill.wait_seen(lambda seen: bool(seen["blocks"] >= free + BLOCKS), since, HANG_SECONDS)
         if kept is None:
             self._engines.report(f"{what}: prefill keeps blocks", "none", False)
@@ -345,7 +348,7 @@ class Faults:
     def _outcome(
         self, decode: LiveEngine, request: str, wanted: list[int], what: str, since: float, limit: float
     ) -> None:
-        """What decode did after the fault."""
+        """Reports decode's result after the fault."""
         hang = OUR_HANG_SECONDS if self._connector.is_ours else HANG_SECONDS
         got = decode.answer(request, hang)
         noticed = decode.line_after(NOTICED, since)
@@ -361,7 +364,7 @@ class Faults:
         self._engines.report(f"{what}: decode answers", seen, len(wanted) == ANSWER_TOKENS and tokens == wanted)
 
     def _settled(self, prefill: LiveEngine) -> int:
-        """The blocks that prefill keeps once nothing changes."""
+        """Returns the blocks that prefill keeps once nothing changes."""
         end = time.monotonic() + HANG_SECONDS
         while prefill.last_seen()["blocks"] and time.monotonic() < end:
             time.sleep(0.1)
@@ -369,13 +372,13 @@ class Faults:
 
     def _say_how_far(self, decode: LiveEngine, what: str) -> None:
         came = decode.last_seen().get("bytes", 0) >> 20
-        # A decode that was killed or stopped does not read it.
+        # A decode that was killed or stopped does not read its input.
         with contextlib.suppress(OSError):
             decode.send(self._name_of("call"), call="unmark")
         self._engines.fact(f"{what}: KV in decode then", f"{came} of {BLOCKS * BLOCK_BYTES >> 20} MiB")
 
     def _begin(self, prefill: LiveEngine, decode: LiveEngine, asked: list[int]) -> str:
-        """Returns decode's request once its first bytes have come."""
+        """Returns decode's request once its first bytes have arrived."""
         transfer = self._number()
         answered = self._give(prefill, asked, transfer)
         self._mark_quiet(decode)
@@ -387,7 +390,8 @@ class Faults:
         return request
 
     def _mark_quiet(self, decode: LiveEngine) -> None:
-        """Lets decode count bytes once none come any more: a transfer of before may go on after SIGCONT."""
+        """Makes decode count bytes once none arrive any more: an earlier transfer may continue after
+        SIGCONT."""
         end = time.monotonic() + HANG_SECONDS
         while time.monotonic() < end:
             decode.ask(self._name_of("call"), call="mark")
@@ -405,7 +409,7 @@ class Faults:
         return decode.answer(request, HANG_SECONDS)
 
     def _give(self, prefill: LiveEngine, asked: list[int], transfer: int) -> dict[str, Any]:
-        """What prefill answers for decode."""
+        """Returns prefill's answer for decode."""
         kv = self._connector.give(transfer)
         answer = prefill.ask(self._name_of("prefill"), prompt=asked, tokens=1, kv=kv)
         if "tokens" not in answer:
@@ -416,7 +420,7 @@ class Faults:
         decode.send(request, prompt=asked, tokens=ANSWER_TOKENS, kv=kv)
 
     def _plain(self, engine: LiveEngine, asked: list[int]) -> list[int]:
-        """The answer without a hand-off."""
+        """Returns the answer without a hand-off."""
         answer = engine.ask(self._name_of("plain"), prompt=asked, tokens=ANSWER_TOKENS)
         self._plain_seconds = answer.get("seconds", 0.0)
         return answer.get("tokens") or []

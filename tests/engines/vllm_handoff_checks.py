@@ -1,7 +1,7 @@
 """Two real vLLM engines: one computes prompts, the other decodes them.
 
 The **swapped prompt** proves a hand-off. Decode gets another prompt of the same length and with the same last
-token, and must still answer as prefill does: it can do so only with prefill's KV cache.
+token, and must still give prefill's answer. It can do so only with prefill's KV cache.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ HERE = Path(__file__).parent
 PROGRAM = HERE / "vllm_live.py"
 PROMPT_TOKENS = 600
 ANSWER_TOKENS = 24
-# Blocks of vLLM on a CPU have 128 tokens: of 600 the pool can have the first 512.
+# On a CPU, blocks of vLLM have 128 tokens: of 600 tokens the pool can have the first 512.
 SHARED = 512
 NOTICED_SECONDS = 1.0
 ANSWERED_SECONDS = 5.0
 
 
 def prompt(seed: int, tokens: int = PROMPT_TOKENS) -> list[int]:
-    """A prompt; those of all seeds have the same last token."""
+    """Returns a prompt. The prompts of all seeds have the same last token."""
     numbers = [3 + (at * 7 + seed * 131 + (at * seed) % 97) % 500 for at in range(tokens - 1)]
     return [*numbers, 5]
 
 
 class Pair:
-    """A prefill and a decode engine, and what is asked of them."""
+    """A prefill and a decode engine, and their requests."""
 
     def __init__(self, name: str, engines: dict[str, LiveEngine], tally: Tally):
         self.name = name
@@ -46,17 +46,17 @@ class Pair:
         self._asked = 0
 
     def name_of_request(self, what: str) -> str:
-        """A name that was not used yet."""
+        """Returns a name that was not used yet."""
         self._asked += 1
         return f"{what}-{self._asked}."
 
     def plain(self, engine: LiveEngine, tokens: list[int]) -> list[int]:
-        """The answer without a hand-off."""
+        """Returns the answer without a hand-off."""
         answer = engine.ask(self.name_of_request("plain"), prompt=tokens, tokens=ANSWER_TOKENS)
         return answer.get("tokens") or []
 
     def check_swapped(self, what: str, asked: list[int], got: dict[str, Any]) -> None:
-        """Whether decode's answer to another prompt is prefill's answer to `asked`."""
+        """Checks that decode's answer to another prompt is prefill's answer to `asked`."""
         wanted = self.plain(self.prefill, asked)
         tokens = got.get("tokens") or []
         same = sum(one == two for one, two in zip(tokens, wanted, strict=False))
@@ -66,7 +66,7 @@ class Pair:
 
 
 def model(environment: Environment, work: Path) -> str:
-    """A tiny model's directory."""
+    """Returns the directory of a tiny model."""
     directory = work / "llama"
     if not directory.exists():
         subprocess.run([environment.python, HERE / "tiny_model.py", directory], check=True)
@@ -74,7 +74,7 @@ def model(environment: Environment, work: Path) -> str:
 
 
 def check(environment: Environment, work: Path, tally: Tally, only: set[str]) -> None:
-    """All checks, or those parts that are named in `only`."""
+    """Runs all checks, or only the parts in `only`."""
     vllm_faults.check(environment, work, tally, only)
     if only and all(part.startswith("faults") for part in only):
         return
@@ -91,7 +91,7 @@ def check(environment: Environment, work: Path, tally: Tally, only: set[str]) ->
 
 
 def check_mooncake(environment: Environment, work: Path, directory: str, tally: Tally) -> None:
-    """vLLM's own connector, over our `mooncake.engine`."""
+    """Checks vLLM's own connector over kvpool's `mooncake.engine`."""
     work.mkdir(parents=True)
     port = free_port()
     env = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(port)}
@@ -138,7 +138,7 @@ def check_mooncake(environment: Environment, work: Path, directory: str, tally: 
 
 
 def kvpool_connector(pool: Pool, role: str, mode: str, **extra: Any) -> dict[str, Any]:
-    """vLLM's settings for our own connector."""
+    """Returns vLLM's settings for kvpool's connector."""
     return {
         "kv_connector": "KvpoolConnector",
         "kv_connector_module_path": "kvpool.vllm",
@@ -149,21 +149,21 @@ def kvpool_connector(pool: Pool, role: str, mode: str, **extra: Any) -> dict[str
 
 
 def ask_prefill(pair: Pair, tokens: list[int], **kv: Any) -> dict[str, Any]:
-    """Prefill's answer, with the parameters for decode."""
+    """Returns prefill's answer, with the parameters for decode."""
     asked = {"do_remote_decode": True, "do_remote_prefill": False, **kv}
     return pair.prefill.ask(pair.name_of_request("prefill"), prompt=tokens, tokens=1, kv=asked)
 
 
 def ask_decode(pair: Pair, tokens: list[int], kv: Any) -> dict[str, Any]:
-    """Decode's answer to a prompt that is handed off."""
+    """Returns decode's answer to a prompt that is handed off."""
     return pair.decode.ask(pair.name_of_request("decode"), prompt=tokens, tokens=ANSWER_TOKENS, kv=kv)
 
 
 def check_mode(environment: Environment, work: Path, directory: str, tally: Tally, mode: str) -> None:
-    """Our connector in one mode."""
+    """Checks kvpool's connector in one mode."""
     with living_pool(environment.commands, work) as pool:
         wanted = {
-            # Decode saves nothing: of a swapped prompt it would save another prompt's blocks.
+            # Decode saves nothing, because it would save another prompt's blocks under a swapped prompt.
             name: ({"model": directory, "connector": kvpool_connector(pool, role, mode)}, {})
             for name, role in (("prefill", "kv_both"), ("decode", "kv_consumer"))
         }
@@ -204,9 +204,9 @@ def check_decode_first(pair: Pair, senders: list[str]) -> None:
 
 
 def check_death(pair: Pair, senders: list[str], mode: str) -> None:
-    """Prefill is killed while decode waits for it, or, where prefill comes first, before decode asks.
+    """Prefill is killed while decode waits for it, or, in a mode where prefill comes first, before decode asks.
 
-    Decode takes what the pool has, and computes the rest."""
+    Decode takes the blocks in the pool, and computes the rest."""
     asked = prompt(8)
     wanted = pair.plain(pair.prefill, prompt(8))
     kv = {"do_remote_prefill": True, "room": 78, "senders": senders, "mode": mode}
@@ -238,7 +238,7 @@ def check_death(pair: Pair, senders: list[str], mode: str) -> None:
 
 
 def noticed_after(log: str) -> float | None:
-    """The last time that decode waited in vain, as its log says."""
+    """Returns the last time that decode waited in vain, according to its log."""
     found = re.findall(r"did not come from prefill within ([0-9.]+) s", log)
     return float(found[-1]) if found else None
 
@@ -246,8 +246,8 @@ def noticed_after(log: str) -> float | None:
 def check_ranks(
     environment: Environment, work: Path, directory: str, tally: Tally, ranks: tuple[int, int]
 ) -> None:
-    """Different numbers of tensor parallel ranks."""
-    # Left to itself vLLM wants a NUMA node for each rank.
+    """Checks different numbers of tensor parallel ranks."""
+    # By default vLLM requires a NUMA node for each rank.
     cores = sorted(os.sched_getaffinity(0))
     with living_pool(environment.commands, work) as pool:
         wanted = {}

@@ -5,17 +5,18 @@ Run `python vllm_live.py SETTINGS` in vLLM's virtual environment. SETTINGS is a 
 - `model`: a directory.
 - `connector`: vLLM's `kv_transfer_config`, or null.
 - `engine`: further options of the engine.
-- `watch`: whether it says what a `vllm_watch.Watch` sees.
+- `watch`: whether it prints the observations of a `vllm_watch.Watch`.
 
-Each line of the input is a JSON object: `id`, `prompt` (token numbers), `tokens` (how many to answer), and
-`kv` (vLLM's `kv_transfer_params`, or null). With `call` in the place of a prompt it calls `mark` or `unmark` of the
-watch, or `vllm_watch.hold`. The engine also steps while no request runs, as vLLM's own
-loop does: connectors end their work in steps. Each line of the output that begins with `>>> ` is a JSON object:
+Each line of the input is a JSON object: `id`, `prompt` (token numbers), `tokens` (how many to answer), and `kv`
+(vLLM's `kv_transfer_params`, or null). With `call` instead of a prompt, it calls `mark` or `unmark` of the
+watch, or `vllm_watch.hold`. The engine also steps while no request runs, as vLLM's own loop does: connectors
+end their work in steps. Each line of the output that begins with `>>> ` is a JSON object:
 
 - `ready`: true, once.
-- `id`, `tokens`, `cached`, `kv` (the answer's `kv_transfer_params`), and `seconds` since the request came in.
-- `id` and `failed`, for a request that did not end well.
-- `at` and what the watch saw then.
+- `id`, `tokens`, `cached`, `kv` (the answer's `kv_transfer_params`), and `seconds` since the arrival of the
+  request.
+- `id` and `failed`, for a request that failed.
+- `at` and an observation of the watch at that time.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ import threading
 import time
 from typing import Any
 
-# One process: an engine starts in a third of the time, and its prints come in order.
+# With one process an engine starts in a third of the time, and its output is in order.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
 import torch
 
 if not torch.accelerator.is_available():
-    # vLLM's connector for Mooncake asks for the number of the device, which a CPU does not have.
+    # vLLM's connector for Mooncake asks for the number of the device, and a CPU has none.
     torch.accelerator.current_device_index = lambda: 0
 
 if len(os.sched_getaffinity(0)) < 4:
-    # A rank that waits calls sched_yield in a loop. With a rank on each core, Linux 6.18 then ran no thread of other
-    # processes for seconds.
+    # A waiting rank calls sched_yield in a loop. With a rank on each core, Linux 6.18 then ran no thread of
+    # other processes for seconds.
     os.sched_yield = lambda: time.sleep(0.0001)
 
 import vllm_watch
@@ -55,13 +56,13 @@ _IDLE = 0.001
 
 
 def say(**what: Any) -> None:
-    """Prints a line for the process that started this one. Threads call it too."""
+    """Prints a line for the process that started this process. Threads call it too."""
     sys.stdout.write(f">>> {json.dumps(what)}\n")
     sys.stdout.flush()
 
 
 def read_lines(lines: queue.Queue[str | None]) -> None:
-    """Puts every line of the input, and `None` at its end."""
+    """Puts every line of the input into the queue, and `None` at the end of the input."""
     for line in sys.stdin:
         lines.put(line)
     lines.put(None)

@@ -1,4 +1,4 @@
-"""What every vLLM engine of these tests is started with."""
+"""The options of every vLLM engine of these tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 
 def of_engine(settings: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `vllm.LLM`: the settings' `model`, `connector` and `engine`, and what a small CPU needs."""
+    """Returns the arguments of `vllm.LLM`: the settings' `model`, `connector` and `engine`, and the needs of a
+    small CPU."""
     return {
         "model": settings["model"],
         "kv_transfer_config": settings.get("connector"),

@@ -1,4 +1,4 @@
-"""Looks into a vLLM engine from a thread of its process, and says when what it sees changes.
+"""Watches a vLLM engine from a thread of its process, and prints changes with their times.
 
 It reads vLLM's own objects and changes none. An engine that runs in one process has them all.
 """
@@ -15,7 +15,7 @@ import torch
 from kvpool import handoff
 
 _LOOK = 0.004
-# One word of so many bytes of KV cache is compared: a look takes well below a millisecond.
+# One word for this many bytes of KV cache is compared, so that a check takes well below a millisecond.
 _STEP = 1 << 20
 
 _held = threading.Event()
@@ -23,7 +23,7 @@ _sessions: list[handoff.Session] = []
 
 
 class Watch:
-    """Says, when one of them has changed, with the time `at`:
+    """Prints these values with the time `at` whenever one of them has changed:
 
     - `blocks`: the blocks of vLLM's cache that requests hold;
     - `pins`: the pages that sessions of `kvpool.handoff` pin;
@@ -35,7 +35,7 @@ class Watch:
         self._pool = core.scheduler.kv_cache_manager.block_pool
         runner = core.model_executor.driver_worker.worker.model_runner
         storages = {cache.untyped_storage().data_ptr(): cache.untyped_storage() for cache in runner.kv_caches}
-        # A sample is an odd number of words from the next one, so that it is not always the same word of a row.
+        # The samples are an odd number of words apart, so that they do not always hit the same word of a row.
         step = _STEP // 4 + 1
         self._caches = [
             torch.empty(0, dtype=torch.int32).set_(storage).numpy()[::step] for storage in storages.values()
@@ -45,11 +45,11 @@ class Watch:
         threading.Thread(target=self._run, daemon=True).start()
 
     def mark(self) -> None:
-        """From now on changes of the KV cache are counted."""
+        """Starts counting changes of the KV cache."""
         self._before = [cache.copy() for cache in self._caches]
 
     def unmark(self) -> None:
-        """Looks no more at the KV cache, which slows the engine."""
+        """Stops reading the KV cache, which slows the engine."""
         self._before = None
 
     def _look(self) -> dict[str, int]:
@@ -73,14 +73,14 @@ class Watch:
 
 
 def hold() -> None:
-    """From now on this process never says that it has written all."""
+    """Makes this process never report the end of its writes from now on."""
     _held.set()
 
 
 def prepare() -> None:
-    """Lets `hold` and `Watch` work. Call it before vLLM is imported.
+    """Prepares `hold` and `Watch`. Call it before the import of vLLM.
 
-    The engine under test writes the bytes, and the end of the last write is kept from the other end."""
+    The engine under test writes the bytes, and the other end never learns of the end of the last write."""
     opened = handoff.Session.__init__
 
     def noted_init(self: handoff.Session, *arguments: Any, **options: Any) -> None:
@@ -98,7 +98,7 @@ def prepare() -> None:
     import mooncake.engine
 
     class Engine(mooncake.engine.TransferEngine):
-        """Mooncake's engine, or ours in its place."""
+        """Mooncake's engine, or kvpool's in its place."""
 
         def batch_transfer_sync_write(self, *arguments: Any) -> int:
             done = int(super().batch_transfer_sync_write(*arguments))

@@ -1,7 +1,7 @@
-"""Stands in for SGLang's package of kernels, of which no registry has a build for CPUs without AMX.
+"""Stands in for SGLang's package of kernels. No registry has a build of it for CPUs without AMX.
 
-SGLang imports a few names on a CPU and computes with torch where the machine has no AMX kernels. The names
-that it does call are here, in torch; every other name fails where it is called.
+SGLang imports a few of its names on a CPU, and computes with torch on a machine without AMX kernels. This
+module implements the names that SGLang calls, in torch. Every other name fails when it is called.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __version__ = "0.0.0"
 def assign_req_to_token_pool_cpu(
     req_pool_indices: Any, req_to_token: Any, start_offset: Any, end_offset: Any, out_cache_loc: Any, *_: Any
 ) -> None:
-    """Notes for each request at which places of the cache its new tokens lie."""
+    """Notes the places of the cache for the new tokens of each request."""
     at = 0
     rows, starts, ends = (part.tolist() for part in (req_pool_indices, start_offset, end_offset))
     for row, start, end in zip(rows, starts, ends, strict=True):
