@@ -17,7 +17,7 @@ from live_pools import LivePool
 MIB = 1 << 20
 
 
-def test_connecting_to_nobody_ends_by_its_timeout(make_pool: Callable[..., LivePool]) -> None:
+def test_connecting_to_an_absent_master_ends_by_its_timeout(make_pool: Callable[..., LivePool]) -> None:
     live = make_pool(0)
     assert live.master is not None
     live.master.kill()

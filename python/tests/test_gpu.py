@@ -216,7 +216,7 @@ def test_cupy_arrays_name_their_stream(torch_on_gpu: Any, pool: kvpool.Pool) -> 
     assert pool.get(key) == b"\x07" * MIB
 
 
-def test_what_is_outside_an_allocation_is_refused(torch_on_gpu: Any, pool: kvpool.Pool) -> None:
+def test_memory_outside_an_allocation_is_refused(torch_on_gpu: Any, pool: kvpool.Pool) -> None:
     block = some_bytes(torch_on_gpu, 4096)
     good, bad = next(_keys), next(_keys)
     # The processor would read memory that it cannot access.
@@ -243,7 +243,7 @@ def test_a_registered_tensor_is_used_by_its_parts(torch_on_gpu: Any, pool: kvpoo
     assert torch_on_gpu.equal(cache[8192:12288], cache[:4096])
 
 
-def test_threads_with_streams_of_their_own_get_what_they_put(torch_on_gpu: Any, pool: kvpool.Pool) -> None:
+def test_threads_with_streams_of_their_own_get_their_own_blocks(torch_on_gpu: Any, pool: kvpool.Pool) -> None:
     torch = torch_on_gpu
     right: list[int] = []
 

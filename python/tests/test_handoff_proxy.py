@@ -595,7 +595,7 @@ def test_bad_requests_are_refused(engines: Engines, start_proxy: StartProxy) -> 
     run(scenario)
 
 
-def test_decode_itself_computes_what_is_not_one_sequence(engines: Engines, start_proxy: StartProxy) -> None:
+def test_decode_itself_computes_requests_of_several_sequences(engines: Engines, start_proxy: StartProxy) -> None:
     prefill, decode = engines.prefill[0], engines.decode[0]
     proxy = start_proxy([prefill], [decode])
     batch = [prompt_of("one of the batch"), prompt_of("two of the batch")]

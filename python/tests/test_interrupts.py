@@ -168,7 +168,7 @@ def test_other_threads_calls_go_on_when_the_main_thread_is_interrupted(full_pool
 
 
 @pytest.mark.parametrize("replicas", [0, -1, 2**32, 2**200, 1000])
-def test_a_number_of_replicas_that_cannot_be_is_refused(shared_pool: LivePool, replicas: int) -> None:
+def test_an_invalid_number_of_replicas_is_refused(shared_pool: LivePool, replicas: int) -> None:
     with kvpool.Pool.connect(shared_pool.url) as pool:
         key = f"replicas-{replicas % 1000}"
         for put in (
@@ -184,7 +184,7 @@ def test_a_number_of_replicas_that_cannot_be_is_refused(shared_pool: LivePool, r
 
 
 @pytest.mark.parametrize(("offset", "length"), [(-1, 1), (0, -1), (2**64, 1), (0, 2**64), (2**63, 2**63)])
-def test_a_range_that_cannot_be_is_refused(shared_pool: LivePool, offset: int, length: int) -> None:
+def test_an_invalid_range_is_refused(shared_pool: LivePool, offset: int, length: int) -> None:
     with kvpool.Pool.connect(shared_pool.url) as pool:
         pool.put("whole", b"0123456789")
         with pytest.raises(kvpool.InvalidArgumentError):

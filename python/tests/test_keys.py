@@ -46,7 +46,7 @@ def test_tokens_come_as_sequences_and_integer_buffers() -> None:
     assert kvpool.chain_keys(LLAMA, 16, strided) == kvpool.chain_keys(LLAMA, 16, strided.tolist())
 
 
-def test_what_is_no_token_is_refused() -> None:
+def test_an_invalid_token_is_refused() -> None:
     numpy = pytest.importorskip("numpy")
     for wrong in ([-1], [2**32], [2**70], [0, -(2**70)], numpy.array([-1])):
         with pytest.raises(kvpool.InvalidArgumentError, match="token"):

@@ -259,7 +259,7 @@ def test_engines_with_other_element_types_share_no_object(serve: Callable[..., S
     assert serve().finds(BFLOAT)
 
 
-def test_parts_with_other_types_tell_objects_apart(serve: Callable[..., Server]) -> None:
+def test_objects_with_different_types_of_parts_have_different_names(serve: Callable[..., Server]) -> None:
     server = serve()
     assert server.store(Item(BFLOAT, HALF))
     assert server.finds(BFLOAT, HALF)
@@ -272,7 +272,7 @@ def test_a_name_ends_with_the_hash(serve: Callable[..., Server], pool: Pool) -> 
     assert list(pool.stored) == [f"lmcache:org/tiny@1000100@0@@bfloat16@{HASH.hex()}"]
 
 
-def test_salts_tell_objects_apart(serve: Callable[..., Server], pool: Pool) -> None:
+def test_objects_with_different_salts_have_different_names(serve: Callable[..., Server], pool: Pool) -> None:
     servers = [serve(salt=salt) for salt in ("", "e4m3", "e5m2")]
     for server in servers:
         assert not server.finds(BYTES)
@@ -282,7 +282,7 @@ def test_salts_tell_objects_apart(serve: Callable[..., Server], pool: Pool) -> N
     assert serve(salt="e5m2").finds(BYTES)
 
 
-def test_a_lookup_without_layouts_finds_what_this_server_stored(serve: Callable[..., Server]) -> None:
+def test_a_lookup_without_layouts_finds_this_servers_objects(serve: Callable[..., Server]) -> None:
     server = serve()
     assert server.store(Item(BFLOAT))
     assert server.finds()
@@ -290,7 +290,7 @@ def test_a_lookup_without_layouts_finds_what_this_server_stored(serve: Callable[
 
 
 @pytest.mark.parametrize("layouts", [None, Layout([]), {0: Layout([])}, {1: Layout([HALF])}])
-def test_a_lookup_with_layouts_that_tell_no_types_finds_what_this_server_stored(
+def test_a_lookup_with_layouts_without_types_finds_this_servers_objects(
     serve: Callable[..., Server], layouts: Any
 ) -> None:
     server = serve()

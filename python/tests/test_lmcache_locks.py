@@ -43,7 +43,7 @@ def wait_until_free(pool: kvpool.Pool, keys: str) -> None:
         time.sleep(0.02)
 
 
-def test_what_is_there_is_found_and_locked_wherever_it_stands(pool: kvpool.Pool, locks: Locks) -> None:
+def test_present_keys_are_found_and_locked_at_every_position(pool: kvpool.Pool, locks: Locks) -> None:
     pool.batch_put(list("abdf"), [b"x"] * 4)
     assert locks.look_up(pool, list("abcdef")) == [True, True, False, True, False, True]
     assert leased(pool, "abdf") == [True] * 4
@@ -135,7 +135,7 @@ def test_a_lock_outlasts_a_renewal_that_failed_and_a_lease_that_ended(pool: kvpo
     assert first.renewals == 2
 
 
-def test_keys_that_nobody_locked_are_passed_over(pool: kvpool.Pool, locks: Locks) -> None:
+def test_unlocking_skips_keys_without_a_lock(pool: kvpool.Pool, locks: Locks) -> None:
     pool.put("a", b"x")
     locks.unlock(["a", "never"])
     assert locks.look_up(pool, ["a"]) == [True]

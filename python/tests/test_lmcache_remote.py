@@ -388,7 +388,7 @@ def test_lmcaches_scheduler_looks_chunks_up_without_memory(remote: Any, pool: Po
     assert not pool.has_begun.is_set()
 
 
-def test_serdes_tell_chunks_apart(remote: Any, pool: Pool) -> None:
+def test_chunks_with_different_serdes_have_different_names(remote: Any, pool: Pool) -> None:
     for serde in ("naive", None, "cachegen", "kivi"):
         made = connector(remote, serde=serde)
         asyncio.run(made.get(KEYS[0]))
@@ -399,7 +399,7 @@ def test_serdes_tell_chunks_apart(remote: Any, pool: Pool) -> None:
     assert pool.patterns[2] == r"^lmcache\(cachegen\):"
 
 
-def test_salts_tell_chunks_apart(remote: Any, pool: Pool) -> None:
+def test_chunks_with_different_salts_have_different_names(remote: Any, pool: Pool) -> None:
     for salt, serde in ((None, "naive"), ("", "naive"), ("e4m3", "naive"), ("e5m2", "naive"), ("e4m3", "kivi")):
         made = connector(remote, salt=salt, serde=serde)
         asyncio.run(made.get(KEYS[0]))

@@ -190,7 +190,7 @@ class Tensor:
         return int(self.memory.itemsize)
 
 
-def test_what_looks_like_a_tensor_is_used_in_place(pool: kvpool.Pool) -> None:
+def test_an_object_with_a_tensors_attributes_is_used_in_place(pool: kvpool.Pool) -> None:
     source = numpy.arange(256, dtype="float32")
     target = numpy.zeros(256, "float32")
     key = next(_keys)
@@ -221,7 +221,7 @@ class CudaArray:
         }
 
 
-def test_memory_of_a_gpu_is_told_by_its_owner_and_never_taken_for_the_hosts(pool: kvpool.Pool) -> None:
+def test_gpu_memory_is_known_by_its_owner_and_never_taken_for_host_memory(pool: kvpool.Pool) -> None:
     memory = numpy.arange(256, dtype="float32")
     before = memory.copy()
     good, key = next(_keys), next(_keys)
@@ -241,7 +241,7 @@ def test_memory_of_a_gpu_is_told_by_its_owner_and_never_taken_for_the_hosts(pool
     assert pool.is_exist(["on a gpu"]) == [False] and (memory == before).all()
 
 
-def test_an_array_on_a_gpu_that_cannot_be_used_as_asked_says_why(pool: kvpool.Pool) -> None:
+def test_an_unusable_gpu_array_is_refused_with_the_reason(pool: kvpool.Pool) -> None:
     memory = numpy.arange(256, dtype="float32").reshape(16, 16)
     wrong = {
         "contiguous": CudaArray(memory, strides=memory.T.strides),
@@ -317,7 +317,7 @@ def test_registered_memory_is_used_by_its_parts(pool: kvpool.Pool) -> None:
     assert pool.batch_get([key], [memory]) == [4096]
 
 
-def test_what_cannot_be_registered_is_refused(pool: kvpool.Pool) -> None:
+def test_unusable_memory_is_not_registered(pool: kvpool.Pool) -> None:
     for wrong in (b"read-only", bytearray(0), (0, 10), numpy.zeros((4, 4))[:, ::2]):
         with pytest.raises(kvpool.InvalidArgumentError):
             pool.register_buffer(wrong)

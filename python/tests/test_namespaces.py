@@ -29,7 +29,7 @@ def pool(live: LivePool) -> Iterator[kvpool.Pool]:
                 pool.delete_namespace(one.name, blocks=True)
 
 
-def test_a_namespace_has_its_settings_and_counts_what_it_holds(live: LivePool, pool: kvpool.Pool) -> None:
+def test_a_namespace_has_its_settings_and_counts_its_blocks(live: LivePool, pool: kvpool.Pool) -> None:
     team = kvpool.Namespace("team-a", model="llama", dtype="bf16", parallel_rank="0/2", salt="x")
     settings = {"memory_hard": 8 * MIB, "guaranteed": 2 * MIB, "priority": 7}
     assert pool.create_namespace(team, settings) is True

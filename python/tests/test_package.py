@@ -62,7 +62,7 @@ except kvpool.Error:
     return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stderr
 
 
-def test_the_native_half_logs_what_it_is_asked_to() -> None:
+def test_the_native_half_logs_by_the_filter() -> None:
     assert said(None) == ""
     assert said("") == ""
     assert "kvpool" in said("debug")

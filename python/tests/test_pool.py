@@ -25,7 +25,7 @@ def pool(shared_pool: LivePool) -> Iterator[kvpool.Pool]:
         yield pool
 
 
-def test_a_put_says_whether_it_stored_or_found_the_block(pool: kvpool.Pool) -> None:
+def test_a_put_returns_whether_it_stored_or_found_the_block(pool: kvpool.Pool) -> None:
     assert pool.put("a", b"first") is True
     assert pool.put("a", b"other") is False
     assert pool.get("a") == b"first"
@@ -109,7 +109,7 @@ def test_one_bad_block_never_fails_its_neighbours(pool: kvpool.Pool) -> None:
     assert found[1] == 1
 
 
-def test_single_calls_raise_what_batches_answer(pool: kvpool.Pool) -> None:
+def test_single_calls_raise_the_errors_that_batches_return(pool: kvpool.Pool) -> None:
     with pytest.raises(kvpool.InvalidArgumentError):
         pool.put("", b"x")
     with pytest.raises(ValueError, match="at least one byte"):
@@ -130,7 +130,7 @@ def test_keys_are_texts_and_digests(pool: kvpool.Pool) -> None:
     assert pool.is_exist([digest.hex()]) == [True]
 
 
-def test_kinds_of_str_and_bytes_are_keys_as_those_are(pool: kvpool.Pool) -> None:
+def test_subclasses_of_str_and_bytes_are_keys(pool: kvpool.Pool) -> None:
     class Text(str):
         pass
 
@@ -143,7 +143,7 @@ def test_kinds_of_str_and_bytes_are_keys_as_those_are(pool: kvpool.Pool) -> None
     assert pool.is_exist(["text of a kind", bytes(range(100, 132))]) == [True, True]
 
 
-def test_questions_raise_for_what_is_no_key(pool: kvpool.Pool) -> None:
+def test_queries_raise_for_an_invalid_key(pool: kvpool.Pool) -> None:
     for wrong in (None, 7, bytearray(32), ["fine"]):
         with pytest.raises(TypeError, match="a key is a str or 32 bytes"):
             pool.is_exist(["fine", wrong])  # type: ignore[list-item]
@@ -193,7 +193,7 @@ def test_a_prefix_without_a_lease_leases_nothing(pool: kvpool.Pool) -> None:
     assert pool.remove(["a"]) == [True]
 
 
-def test_is_exist_leases_unless_told_otherwise(pool: kvpool.Pool) -> None:
+def test_is_exist_leases_by_default(pool: kvpool.Pool) -> None:
     pool.batch_put(["a", "b"], [b"1", b"2"])
     assert pool.is_exist(["a", "b", "c"], lease=False) == [True, True, False]
     assert pool.is_exist(["b"]) == [True]
@@ -233,7 +233,7 @@ def test_namespaces_keep_blocks_apart(pool: kvpool.Pool, shared_pool: LivePool) 
     assert pool.get("a") == b"mine"
 
 
-def test_a_description_says_where_a_block_lies_and_how_it_is_kept(pool: kvpool.Pool) -> None:
+def test_a_description_has_the_places_and_the_protection_of_a_block(pool: kvpool.Pool) -> None:
     pool.put("pinned", b"12345", hard_pin=True)
     pool.put("soft", b"123", soft_pin=60.0, preferred_node="node-0", prefer_same_host=True)
     pinned, soft = pool.describe(["pinned", "soft"])
@@ -245,7 +245,7 @@ def test_a_description_says_where_a_block_lies_and_how_it_is_kept(pool: kvpool.P
     assert "length=5" in repr(pinned)
 
 
-def test_counts_and_limits_are_told(pool: kvpool.Pool) -> None:
+def test_stats_and_limits_are_reported(pool: kvpool.Pool) -> None:
     pool.put("a", b"bytes")
     pool.get("a")
     counters = pool.counters()
@@ -263,7 +263,7 @@ def test_counts_and_limits_are_told(pool: kvpool.Pool) -> None:
     assert pool.limits.max_block > MIB and pool.limits.lease_ttl > 0
 
 
-def test_values_that_cannot_be_are_refused(pool: kvpool.Pool, shared_pool: LivePool) -> None:
+def test_invalid_values_are_refused(pool: kvpool.Pool, shared_pool: LivePool) -> None:
     for timeout in (-1.0, float("nan"), float("inf"), 1e9):
         with pytest.raises(kvpool.InvalidArgumentError, match="seconds"):
             pool.get("a", timeout=timeout)
@@ -298,7 +298,7 @@ def test_a_master_needs_no_scheme_and_may_come_from_the_environment(
         kvpool.Pool.connect()
 
 
-def test_what_has_the_wrong_type_raises_and_does_nothing(pool: kvpool.Pool) -> None:
+def test_a_wrong_type_raises_and_changes_nothing(pool: kvpool.Pool) -> None:
     wrong = [
         lambda: pool.batch_put(["a", 7], [b"1", b"2"]),
         lambda: pool.batch_put(["a", "b"], [b"1", "text"]),
@@ -362,7 +362,7 @@ def test_a_closed_pool_raises(shared_pool: LivePool) -> None:
         assert raised.value.code == "closed"
 
 
-def test_a_full_pool_says_so_by_the_timeout(own_pool: LivePool) -> None:
+def test_a_put_into_a_full_pool_fails_by_its_timeout(own_pool: LivePool) -> None:
     with kvpool.Pool.connect(own_pool.url) as pool:
         filling = pool.batch_put(
             [f"pinned-{n}" for n in range(64)], [bytes(4 * MIB)] * 64, hard_pin=True, timeout=3.0

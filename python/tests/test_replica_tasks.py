@@ -110,7 +110,7 @@ Call = Callable[[kvpool.Pool], object]
         (lambda p: p.wait_replica_task(1, -1), "invalid_argument"),
     ],
 )
-def test_a_wish_that_cannot_be_changes_nothing(pool: kvpool.Pool, call: Call, code: str) -> None:
+def test_an_invalid_change_of_replicas_changes_nothing(pool: kvpool.Pool, call: Call, code: str) -> None:
     before = {task.id for task in pool.replica_tasks()}
     with pytest.raises(kvpool.Error) as raised:
         call(pool)

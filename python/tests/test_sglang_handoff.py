@@ -239,7 +239,7 @@ def test_decodes_pages_stay_after_an_abort_until_the_room_is_fenced(backend: Any
     assert manager.cleared == [ROOM]
 
 
-def test_decode_waits_for_prefills_queue_as_long_as_the_setting_says(backend: Any, manager: Any) -> None:
+def test_decode_waits_for_prefills_queue_for_the_time_of_the_setting(backend: Any, manager: Any) -> None:
     manager.timeout = 123.0
     open_room(backend, manager)
     (asked,) = ASKED
@@ -274,7 +274,7 @@ def test_pages_that_sglang_reuses_too_early_are_named_in_the_log(
     assert f"room {ROOM}" in caplog.text
 
 
-def test_rooms_whose_end_sglang_does_not_tell_are_forgotten(backend: Any, manager: Any) -> None:
+def test_rooms_whose_end_sglang_does_not_report_are_forgotten(backend: Any, manager: Any) -> None:
     for number in range(3):
         receiver, room = open_room(backend, manager, number)
         receiver.abort()
@@ -363,7 +363,7 @@ def described(sizes: Sequence[int], drafts: int = 0, bases: Sequence[int] = ()) 
     )
 
 
-def test_draft_models_tell_hand_offs_apart(backend: Any, context: Context) -> None:
+def test_hand_offs_with_different_draft_models_have_different_names(backend: Any, context: Context) -> None:
     def names() -> tuple[set[str], set[str]]:
         found = backend.states(described([64] * 6, drafts=2), 1, 4, 4)
         return {state.name for state in found[:4]}, {state.name for state in found[4:]}

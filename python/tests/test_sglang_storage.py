@@ -126,7 +126,7 @@ def all_differ(named: list[tuple[str, str]]) -> bool:
     return len({name for both in named for name in both}) == 2 * len(named)
 
 
-def test_element_types_that_memory_holds_as_bytes_are_told_apart(storage: Any, context: Context) -> None:
+def test_element_types_that_memory_holds_as_bytes_have_different_names(storage: Any, context: Context) -> None:
     named = []
     for kinds in [("fp8_e4m3",), ("fp8_e5m2",), ("fp8_e4m3", "fp8_e5m2")]:
         context.publish(*kinds)
@@ -136,7 +136,7 @@ def test_element_types_that_memory_holds_as_bytes_are_told_apart(storage: Any, c
     assert names(storage, memory()) == named[0]
 
 
-def test_draft_models_tell_pages_apart(storage: Any, context: Context) -> None:
+def test_pages_with_different_draft_models_have_different_names(storage: Any, context: Context) -> None:
     named = []
     for spec in [
         {},
@@ -218,7 +218,7 @@ def test_the_names_of_a_draft_beside_keys_and_values_are_as_before(storage: Any)
     assert suffixes[0].removeprefix(".draft-") == suffixes[1].removeprefix(".indexer-")
 
 
-def test_the_type_of_the_cache_on_the_device_tells_pages_apart(storage: Any) -> None:
+def test_pages_with_different_cache_types_on_the_device_have_different_names(storage: Any) -> None:
     kinds = ("torch.float8_e4m3fn", "torch.float8_e5m2")
     devices = [types.SimpleNamespace(dtype=kind) for kind in kinds]
     assert all_differ([names(storage, memory(device_pool=device)) for device in devices])

@@ -222,7 +222,7 @@ def test_a_child_made_by_fork_uses_nothing_of_its_parents(
     assert prefix.lease.renew() == 0
 
 
-def test_a_child_that_drops_what_it_inherited_disturbs_nobody(
+def test_a_child_that_drops_inherited_objects_disturbs_no_other_process(
     shared_pool: LivePool,
 ) -> None:
     pool = kvpool.Pool.connect(shared_pool.url)

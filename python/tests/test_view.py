@@ -87,7 +87,7 @@ def test_views_stay_byte_exact_while_the_pool_is_filled_over_and_after_it_is_clo
         assert all(view.released for view in views)
 
 
-def test_a_view_that_nobody_refers_to_lets_its_memory_go(
+def test_a_view_without_references_releases_its_memory(
     make_pool: Callable[..., LivePool],
 ) -> None:
     live = make_pool(1, "16MiB")

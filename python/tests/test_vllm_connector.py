@@ -119,7 +119,7 @@ def test_a_reset_removes_the_blocks_of_the_engines_names(scheduler: Any, pool: P
     assert pattern.replace("\\", "") == f"^{prefix}:"
 
 
-def test_a_reset_forgets_what_was_found_and_gives_its_leases_back(scheduler: Any, pool: Pool) -> None:
+def test_a_reset_forgets_found_blocks_and_releases_their_leases(scheduler: Any, pool: Pool) -> None:
     assert found(scheduler, "a") == TOKENS - 1
     assert scheduler.reset_cache() is True
     end = time.monotonic() + 30
@@ -181,7 +181,7 @@ def test_blocks_with_other_layers_have_other_names(connector: Any) -> None:
     assert prefix(connector, layers=4) != prefix(connector, layers=5)
 
 
-def test_draft_models_tell_blocks_apart(connector: Any) -> None:
+def test_blocks_with_different_draft_models_have_different_names(connector: Any) -> None:
     named = [
         prefix(connector, chosen, layers=5)
         for chosen in (
@@ -203,7 +203,7 @@ def test_drafts_from_the_text_alone_change_no_name(connector: Any, method: str) 
     assert prefix(connector, drafts(method, method)) == prefix(connector)
 
 
-def test_layers_that_keep_the_models_type_tell_blocks_apart(connector: Any) -> None:
+def test_blocks_with_different_skipped_layers_have_different_names(connector: Any) -> None:
     skipped: list[list[str]] = [[], ["0"], ["0", "1"], ["sliding_window"]]
     named = [prefix(connector, cache_config=vllm_stands.cached("fp8", layers)) for layers in skipped]
     assert len(set(named)) == len(named)

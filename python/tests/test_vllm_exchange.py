@@ -160,7 +160,7 @@ def test_blocks_of_a_dead_prefill_are_bad_soon(pair: tuple[Rank, Rank], mode: st
     assert time.monotonic() - began < 3.0
 
 
-def test_a_prefill_that_was_never_there_is_noticed_soon(pair: tuple[Rank, Rank], mode: str) -> None:
+def test_an_absent_prefill_is_noticed_soon(pair: tuple[Rank, Rank], mode: str) -> None:
     prefill, decode = pair
     plan = receives(mode, [prefill])
     prefill.half.close()
@@ -189,7 +189,7 @@ def test_a_preempted_request_is_forgotten(pair: tuple[Rank, Rank], mode: str) ->
 
 
 @pytest.mark.parametrize("mode", ["push", "pull"])
-def test_each_end_waits_for_the_other_as_long_as_the_setting_says(mode: str) -> None:
+def test_each_end_waits_for_the_other_for_the_time_of_the_setting(mode: str) -> None:
     asked: list[dict[str, Any]] = []
     session = types.SimpleNamespace(
         **{name: lambda *_args, **named: asked.append(named) for name in ("send", "offer", "receive", "pull")}

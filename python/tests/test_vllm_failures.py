@@ -214,7 +214,7 @@ def test_no_call_after_the_end_raises(
     assert connection.failures == 3
 
 
-def test_a_system_without_threads_to_give_stops_no_call(
+def test_a_system_without_free_threads_stops_no_call(
     planner: Planner,
     mover: Callable[..., Mover],
     connection: Connection,
@@ -244,7 +244,7 @@ def test_a_system_without_threads_to_give_stops_no_call(
         time.sleep(0.005)
 
 
-def test_threads_that_the_system_does_not_give_are_an_error_at_once(
+def test_missing_threads_are_an_error_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     start, given = threading.Thread.start, []
@@ -262,7 +262,7 @@ def test_threads_that_the_system_does_not_give_are_an_error_at_once(
     assert not given[0].is_alive()
 
 
-def test_failures_are_logged_once_in_a_while_and_all_counted(
+def test_failures_are_logged_at_intervals_and_all_counted(
     pool: Pool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0

@@ -59,7 +59,7 @@ def test_decode_asks_for_the_pages_that_neither_it_nor_the_pool_has() -> None:
     assert receive.senders == ("10.0.0.1:9000",)
 
 
-def test_a_prompt_of_whole_pages_has_no_page_more() -> None:
+def test_a_prompt_of_whole_pages_has_no_further_page() -> None:
     assert taken(make_desk(), tokens=48, computed=0, blocks=[1, 2, 3, 4]).pages == (1, 2, 3)
 
 
@@ -198,7 +198,7 @@ def test_a_request_that_is_preempted_and_computed_in_one_step_is_given(was_given
     assert answer is not None and answer["room"] == GIVEN["room"]
 
 
-def test_a_request_whose_blocks_did_not_come_is_known() -> None:
+def test_a_request_whose_blocks_did_not_arrive_is_known() -> None:
     desk = make_desk()
     taken(desk, tokens=50, computed=0, blocks=[1, 2, 3, 4])
     assert desk.arrived(["a", "b"], [4]) == {"a"}

@@ -18,7 +18,7 @@ def hashes(count: int, seed: str = "") -> list[bytes]:
     return [hashlib.sha256(f"{seed}{number}".encode()).digest() for number in range(count)]
 
 
-def test_whatever_tells_layouts_apart_tells_their_keys_apart() -> None:
+def test_different_layouts_have_different_keys() -> None:
     prefixes = {
         layout_prefix("model", {}),
         layout_prefix("model", {"dtype": "half"}),
@@ -30,7 +30,7 @@ def test_whatever_tells_layouts_apart_tells_their_keys_apart() -> None:
     assert len(prefixes) == 6
 
 
-def test_a_key_ends_with_64_hex_digits_whatever_the_hash_is_and_has_no_others() -> None:
+def test_a_key_ends_with_exactly_64_hex_digits_for_every_hash() -> None:
     prefix = layout_prefix("f" * 200, {})
     for hashed in [b"x" * 32, b"x" * 8, b"x" * 16, b"x" * 64]:
         key = block_key(prefix, "t0p0", 3, hashed)
@@ -103,7 +103,7 @@ def test_pieces_that_lie_side_by_side_in_every_block_are_one() -> None:
     assert joined(other_stride) == other_stride
 
 
-def test_settings_that_are_none_or_wrong_are_named() -> None:
+def test_unknown_or_invalid_settings_are_named() -> None:
     assert Settings.read({"master": ["http://a:1", "http://b:1"], "get_timeout": 2}).get_timeout == 2
     for given, named in [
         ({"mastr": "x"}, "mastr"),

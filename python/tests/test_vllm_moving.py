@@ -154,7 +154,7 @@ def model() -> str:
     return f"model-{next(_models)}"
 
 
-def test_what_one_engine_computed_another_loads(shared_pool: LivePool, model: str) -> None:
+def test_an_engine_loads_the_blocks_of_another_engine(shared_pool: LivePool, model: str) -> None:
     first, second = Engine(shared_pool.url, model), Engine(shared_pool.url, model)
     hashes = prompt(5)
     with engines(first, second):
@@ -186,7 +186,7 @@ def test_another_model_finds_nothing(shared_pool: LivePool, model: str) -> None:
         assert second.lookup("b", prompt(3)) == 0
 
 
-def test_what_the_pool_has_is_not_saved_again(shared_pool: LivePool, model: str) -> None:
+def test_blocks_in_the_pool_are_not_saved_again(shared_pool: LivePool, model: str) -> None:
     first, second = Engine(shared_pool.url, model), Engine(shared_pool.url, model)
     with engines(first, second):
         first.compute("a", prompt(2), [1, 2])
@@ -199,7 +199,7 @@ def test_what_the_pool_has_is_not_saved_again(shared_pool: LivePool, model: str)
         assert second.step(("b", hashes, [5, 6, 7, 8])).saves == ()
 
 
-def test_what_is_found_stays_until_it_is_loaded(own_pool: LivePool, model: str) -> None:
+def test_found_blocks_stay_until_they_are_loaded(own_pool: LivePool, model: str) -> None:
     # The pool is so small that blocks without a lease are soon evicted.
     own_pool.start_node("4MiB")
     own_pool.nodes[0].kill()
@@ -300,7 +300,7 @@ def test_blocks_without_memory_are_neither_saved_nor_loaded(shared_pool: LivePoo
         assert [block.number for move in plan.saves for block in move.blocks] == [5, 6]
 
 
-def test_one_that_only_loads_saves_nothing(shared_pool: LivePool, model: str) -> None:
+def test_a_consumer_saves_nothing(shared_pool: LivePool, model: str) -> None:
     engine = Engine(shared_pool.url, model, saves=False)
     with engines(engine):
         assert engine.step(("a", prompt(3), [1, 2, 3])).saves == ()
@@ -336,7 +336,7 @@ def test_a_lookup_ends_as_a_miss_when_the_master_does_not_answer(own_pool: LiveP
         own_pool.master.send(signal.SIGCONT)
 
 
-def test_the_lease_of_an_answer_that_nobody_waits_for_is_released(
+def test_the_lease_of_an_unwanted_answer_is_released(
     make_pool: Callable[..., LivePool], model: str
 ) -> None:
     live = make_pool(1, "64MiB", "--lease-ttl=120s")

@@ -30,7 +30,7 @@ def test_rows_are_lent_to_one_at_a_time_and_come_back() -> None:
     assert whole is not None and pool.take(1) is None
 
 
-def test_what_there_is_no_room_for_is_not_lent() -> None:
+def test_rows_without_room_are_not_lent() -> None:
     pool = RowPool(4)
     assert pool.take(5) is None and pool.take(0) is None
     kept = pool.take(3)

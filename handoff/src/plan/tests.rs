@@ -93,7 +93,7 @@ fn s4_a_copied_state_needs_equal_ranks() {
 }
 
 #[test]
-fn a_plan_that_cannot_be_is_refused_by_name() {
+fn an_impossible_plan_is_refused_by_name() {
     let shape = heads(PageLayout::HeadMajor, 16, 6, 128);
     let (sources, targets) = (3, 2);
     let odd = sources_of(&shape, 0, sources, targets);

@@ -52,7 +52,7 @@ fn code<T>(outcome: Result<T, TransferError>) -> Code {
 }
 
 #[test]
-fn a_process_without_the_secret_says_nothing() {
+fn nothing_of_a_process_without_the_secret_is_accepted() {
     let rank = with_secret("s");
     let other = stranger("t");
     assert_eq!(

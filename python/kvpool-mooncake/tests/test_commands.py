@@ -107,7 +107,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_the_defaults_that_the_help_tells_are_those_of_kvmaster() -> None:
+def test_the_help_has_kvmasters_defaults() -> None:
     said = subprocess.run(["kvmaster", "--print-config"], capture_output=True, check=True, timeout=30)
     config = tomllib.loads(said.stdout.decode())
     told = {flag.name: flag.default for flag in FLAGS}
@@ -197,7 +197,7 @@ def test_a_master_with_every_flag_of_the_original_starts(commands, tmp_path) -> 
     assert "--lease-ttl=10000ms" in printed and "--drop-after=10s" in printed
 
 
-def test_a_client_serves_its_health_where_it_is_told(commands, tmp_path) -> None:
+def test_a_client_serves_its_health_at_the_given_address(commands, tmp_path) -> None:
     master = started_master(commands, tmp_path)
     port, http = free_port(), free_port()
     args = ("--host=127.0.0.1", f"--port={port}", "--global_segment_size=16MB", "-enable_http_server")
@@ -301,7 +301,7 @@ def test_unknown_flags_and_taken_ports_end_a_command_before_it_begins(tmp_path) 
         assert port in log.read_text() and "--metrics_port" in log.read_text()
 
 
-def test_the_metadata_server_keeps_what_it_is_given(commands, tmp_path) -> None:
+def test_the_metadata_server_keeps_its_values(commands, tmp_path) -> None:
     port = free_port()
     server = Command(
         tmp_path / "metadata.log", "mooncake_http_metadata_server", "--host=127.0.0.1", f"--port={port}"

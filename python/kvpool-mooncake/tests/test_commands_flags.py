@@ -156,7 +156,7 @@ def test_every_flag_of_the_original_is_in_the_document(command, name) -> None:
         assert flag.ignored in idle
 
 
-def test_what_counts_only_beside_another_flag_is_named_without_it(caplog) -> None:
+def test_a_flag_that_needs_another_flag_is_named_without_it(caplog) -> None:
     idle = ["etcd_endpoints", "cluster_id", "ha_backend_type", "http_metadata_server_port", "port"]
     values = ["a:1", "blue", "redis", "7", "8"]
     args = [f"--{name}={value}" for name, value in zip(idle, values)]
@@ -290,7 +290,7 @@ def test_a_bool_can_be_given_in_every_documented_form(args, is_on) -> None:
     assert parse(master.FLAGS, args).is_on("enable_http_metadata_server") == is_on
 
 
-def test_what_is_given_reaches_kvmaster_and_defaults_are_its_own() -> None:
+def test_given_flags_reach_kvmaster_and_other_flags_have_its_defaults() -> None:
     assert told() == ["--listen=0.0.0.0:50051"]
     assert told(
         "--rpc_address=10.0.0.1",
@@ -336,7 +336,7 @@ def test_what_is_given_reaches_kvmaster_and_defaults_are_its_own() -> None:
         (("--",), ""),
     ],
 )
-def test_what_is_wrong_names_the_flag(args, name) -> None:
+def test_an_invalid_command_line_names_the_flag(args, name) -> None:
     if not name:
         assert told(*args) == ["--listen=0.0.0.0:50051"]
         return
@@ -359,7 +359,7 @@ def test_sizes_are_read_as_the_original_reads_them(text, size) -> None:
     assert client.size(text) == size
 
 
-def test_a_node_is_told_where_it_is_and_whom_it_serves() -> None:
+def test_a_node_gets_its_addresses_and_its_master() -> None:
     args = node_told("--host=10.0.0.7", "--global_segment_size", "1 GB", "--master_server_address=m:1")
     assert args[:4] == [
         "--listen=10.0.0.7:50052",

@@ -121,7 +121,7 @@ def test_keys_take_fields_from_several_tables(world: World) -> None:
     assert world.objects() == 0
 
 
-def test_a_published_table_is_retired_until_its_removal_is_said(world: World) -> None:
+def test_a_published_table_is_retired_until_its_removal_is_acknowledged(world: World) -> None:
     catalog = world.catalog
     old, new = world.made(a=np.zeros(2)), world.made(a=np.ones(2))
     assert catalog.publish("one", "p", ["x", "y"], handle=old)["retired_handles"] == []
@@ -145,7 +145,7 @@ def test_a_published_table_is_retired_until_its_removal_is_said(world: World) ->
     assert "drained" in rejected["append_rejected"]
 
 
-def test_handles_are_told_apart_by_their_parts(world: World) -> None:
+def test_handles_differ_by_their_parts(world: World) -> None:
     # An answer is a copy for its caller, and the truth value of an array raises.
     catalog, handle = world.catalog, world.made(a=np.zeros(2))
     handle["meta_info"] = {"scale": np.ones(3), "pair": (1, float("nan"))}
@@ -251,7 +251,7 @@ def test_a_retired_table_that_cannot_be_removed_is_removed_later(
     assert world.objects() == 0
 
 
-def test_results_are_kept_with_what_was_made_of_them(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_kept_with_their_output(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     class Output:
         pass
 

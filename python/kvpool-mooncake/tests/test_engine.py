@@ -116,7 +116,7 @@ def test_bytes_arrive_as_they_were_both_ways(engine, peer, length) -> None:
     assert engine.read_bytes_from_buffer(here, length) == pattern(length, 3)
 
 
-def test_a_transfer_of_256_mib_is_whole(engine, peer) -> None:
+def test_a_transfer_of_256_mib_arrives_completely(engine, peer) -> None:
     length = 256 * MIB
     there, here = peer.buffer(length, 1), local(engine, length, 2)
     assert engine.transfer_sync_write(peer.session, here, there, length) == 0
@@ -452,7 +452,7 @@ def test_an_engine_that_is_not_initialized_or_closed_answers_with_codes() -> Non
         assert engine.get_engine() is engine
 
 
-def test_rdma_that_is_not_there_is_said_once_and_bytes_go_over_tcp(caplog, peer) -> None:
+def test_missing_rdma_is_logged_once_and_bytes_go_over_tcp(caplog, peer) -> None:
     engine = TransferEngine()
     with caplog.at_level("INFO", "mooncake"):
         assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "rdma", "no-such-device") == 0
@@ -471,7 +471,7 @@ def test_rdma_that_is_not_there_is_said_once_and_bytes_go_over_tcp(caplog, peer)
     engine.close()
 
 
-def test_the_way_to_a_peer_is_told(engine, peer, caplog) -> None:
+def test_the_transport_to_a_peer_is_reported(engine, peer, caplog) -> None:
     assert engine.get_transport(peer.session) == "tcp"
     assert engine.get_transport("127.0.0.1:1") == ""
     assert engine.get_transport("nonsense") == ""
@@ -481,7 +481,7 @@ def test_the_way_to_a_peer_is_told(engine, peer, caplog) -> None:
     assert engine.get_transport(peer.session) == ""
 
 
-def test_initialize_says_whether_the_session_is_there(caplog, monkeypatch) -> None:
+def test_initialize_returns_whether_the_session_runs(caplog, monkeypatch) -> None:
     engine = TransferEngine()
     assert engine.initialize("", "P2PHANDSHAKE", "tcp", "") == -1
     assert engine.initialize("127.0.0.1:xyz", "P2PHANDSHAKE", "tcp", "") == -1

@@ -220,12 +220,12 @@ Call = Callable[[TransferEngine], object]
         lambda e: e.warmup_efa_segment("a:1"),
     ],
 )
-def test_what_needs_a_gpu_or_the_original_says_so(call: Call) -> None:
+def test_methods_that_need_a_gpu_or_the_original_raise(call: Call) -> None:
     with pytest.raises(NotImplementedError, match="kvpool"):
         call(TransferEngine())
 
 
-def test_names_of_the_original_are_there() -> None:
+def test_names_of_the_original_are_present() -> None:
     assert TransferEngine.TransferOpcode is TransferOpcode and module.Read is TransferOpcode.Read
     assert isinstance(TransferEngine().get_engine(), module.InnerTransferEngine)
     notify = TransferNotify()

@@ -3,5 +3,5 @@
 import mooncake
 
 
-def test_it_says_what_it_is() -> None:
+def test_the_package_describes_itself() -> None:
     assert "kvpool" in (mooncake.__doc__ or "")

@@ -66,7 +66,7 @@ def test_the_page_has_every_name_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(recorded()))
-def test_the_package_has_what_the_page_says(name: str) -> None:
+def test_the_package_has_the_names_of_the_page(name: str) -> None:
     said = page()[name]
     wanted = {public for public, here in said.items() if here != "no"}
     if name in NEEDS:

@@ -150,7 +150,7 @@ def test_a_loop_of_lookup_and_load_ends_when_the_owner_dies(
     assert time.monotonic() - begin < 8
 
 
-def test_the_keys_of_a_dead_owner_miss_within_seconds_for_who_only_asks(
+def test_the_keys_of_a_dead_owner_miss_within_seconds_for_lookups_alone(
     connect: Connect, own_pool: LivePool
 ) -> None:
     store, other = connect(own_pool), connect(own_pool)
@@ -274,7 +274,7 @@ def test_without_a_master_each_call_answers_by_its_deadline(
         assert answer and all(code < 0 for code in answer)
 
 
-def test_what_is_stored_is_there_when_the_master_is_back(connect: Connect, own_pool: LivePool) -> None:
+def test_stored_objects_are_present_when_the_master_is_back(connect: Connect, own_pool: LivePool) -> None:
     store = connect(own_pool)
     assert store.put("kept", b"x" * MIB) == 0
     assert own_pool.master

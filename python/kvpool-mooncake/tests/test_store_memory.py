@@ -35,7 +35,7 @@ def test_allocated_memory_is_whole_pages_that_can_be_written() -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, 1 << 62, 1 << 80])
-def test_memory_that_cannot_be_has_the_address_0(size: int) -> None:
+def test_impossible_memory_has_the_address_0(size: int) -> None:
     assert MooncakeHostMemAllocator().alloc(size) == 0
 
 
@@ -145,7 +145,7 @@ def test_a_lease_waits_for_the_end_of_its_views(store: MooncakeDistributedStore)
 
 
 @pytest.mark.parametrize("wrong", [{"alignment": 12345}, {"min_size_class": 0}, {"max_bytes": -1}])
-def test_a_buffer_pool_that_cannot_be_is_refused(store: MooncakeDistributedStore, wrong: dict[str, int]) -> None:
+def test_an_invalid_buffer_pool_is_refused(store: MooncakeDistributedStore, wrong: dict[str, int]) -> None:
     with pytest.raises(RuntimeError):
         BufferPool(store, **wrong)
     with pytest.raises(RuntimeError):
@@ -161,7 +161,7 @@ def test_the_allocator_has_functions_for_other_libraries() -> None:
     free(memory)
 
 
-def test_a_thread_is_bound_to_a_node_that_is_there(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_thread_is_bound_to_a_present_node(caplog: pytest.LogCaptureFixture) -> None:
     before = os.sched_getaffinity(0)
     try:
         with caplog.at_level(logging.WARNING, logger="mooncake"):

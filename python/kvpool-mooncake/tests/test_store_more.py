@@ -56,7 +56,7 @@ def test_rows_of_embedding_tables_are_looked_up(store: MooncakeDistributedStore,
             EngramStore(1, bad)
 
 
-def test_embedding_tables_are_put_all_or_their_number_is_said(
+def test_all_embedding_tables_are_put_or_the_error_has_their_number(
     store: MooncakeDistributedStore, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numpy = pytest.importorskip("numpy")
@@ -154,7 +154,7 @@ Call = Callable[[MooncakeDistributedStore], object]
         (lambda _: MooncakeDistributedNoFRegister().real_unregister_by_endpoint("a", 1, "b", 1, "c"), "fabrics"),
     ],
 )
-def test_what_has_no_meaning_here_says_so(store: MooncakeDistributedStore, call: Call, why: str) -> None:
+def test_methods_without_a_meaning_raise_with_the_reason(store: MooncakeDistributedStore, call: Call, why: str) -> None:
     with pytest.raises(NotImplementedError, match=why):
         call(store)
 

@@ -220,7 +220,7 @@ def test_removal_of_many_answers_each(store: MooncakeDistributedStore, key: str)
     assert store.batch_remove([]) == []
 
 
-def test_removal_by_pattern_counts_what_is_gone(store: MooncakeDistributedStore, key: str) -> None:
+def test_removal_by_pattern_counts_removed_objects(store: MooncakeDistributedStore, key: str) -> None:
     assert store.put_batch([f"{key}-a-{n}" for n in range(5)], [b"x"] * 5) == 0
     assert store.put(f"{key}-b", b"x") == 0
     assert store.remove_by_regex(f"^{key}-a-[0-3]$") == 4
@@ -231,7 +231,7 @@ def test_removal_by_pattern_counts_what_is_gone(store: MooncakeDistributedStore,
     assert store.remove_by_regex("(") == -600
 
 
-def test_removal_of_all_keeps_what_is_leased_unless_forced(store: MooncakeDistributedStore, key: str) -> None:
+def test_removal_of_all_keeps_leased_objects_unless_forced(store: MooncakeDistributedStore, key: str) -> None:
     store.remove_all(force=True)
     assert store.put_batch([f"{key}-{n}" for n in range(4)], [b"x"] * 4) == 0
     assert store.is_exist(f"{key}-0") == 1

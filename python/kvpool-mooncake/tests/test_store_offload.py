@@ -128,7 +128,7 @@ time.sleep(600)
 """
 
 
-def test_stores_of_one_directory_have_files_of_their_own_and_a_killed_ones_is_taken_again(
+def test_stores_of_one_directory_have_own_files_and_a_killed_stores_file_is_reused(
     pool: LivePool, ssd: Path, stores: list[MooncakeDistributedStore]
 ) -> None:
     command = [sys.executable, "-c", CHILD, repr(config(pool, ssd))]

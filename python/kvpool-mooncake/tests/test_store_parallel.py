@@ -159,7 +159,7 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
-def test_a_store_in_a_fork_says_so_and_the_parents_goes_on(shared_pool: LivePool) -> None:
+def test_a_store_in_a_fork_raises_and_the_parents_store_works_on(shared_pool: LivePool) -> None:
     run = [sys.executable, "-c", FORKING, shared_pool.url]
     done = subprocess.run(run, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -108,7 +108,7 @@ def test_a_session_of_an_absent_key_is_704(
     assert store.batch_get_session_end([key, f"{key}-none", ""]) == -704
 
 
-def test_a_session_keeps_its_objects_however_long_it_is(
+def test_a_session_of_any_length_keeps_its_objects(
     tmp_path: Path, connect: Callable[[LivePool], MooncakeDistributedStore]
 ) -> None:
     with live_pool(tmp_path, 1, "16MiB", "--lease-ttl=400ms") as pool:
@@ -217,7 +217,7 @@ def test_nothing_of_a_put_session_is_visible_before_its_end(
     assert store.batch_put_session_end(keys) == [-704, -704]
 
 
-def test_a_put_session_that_is_revoked_or_not_written_whole_leaves_nothing(
+def test_a_revoked_or_incomplete_put_session_leaves_nothing(
     store: MooncakeDistributedStore, key: str, memory: type[Memory]
 ) -> None:
     keys = [f"{key}-{n}" for n in range(3)]

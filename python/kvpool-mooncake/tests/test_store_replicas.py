@@ -85,7 +85,7 @@ def test_an_object_is_moved(store: MooncakeDistributedStore, key: str) -> None:
     assert store.get(key) == value
 
 
-def test_a_task_that_cannot_be_is_refused_by_code(store: MooncakeDistributedStore, key: str) -> None:
+def test_an_invalid_task_is_refused_by_code(store: MooncakeDistributedStore, key: str) -> None:
     assert store.put(key, b"x", at("node-0")) == 0
     nothing = (0, 0)
     assert store.create_copy_task(f"{key}-none", ["node-1"]) == (nothing, -704)

@@ -170,7 +170,7 @@ def test_a_configuration_comes_from_the_environment(monkeypatch: pytest.MonkeyPa
         {"enable_ssd_offload": "perhaps"},
     ],
 )
-def test_a_configuration_that_cannot_be_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
+def test_an_invalid_configuration_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
     file = tmp_path / "config.json"
     given = {"local_hostname": "h", "metadata_server": "m", "master_server_address": "a"}
     file.write_text(json.dumps({**given, **wrong}))

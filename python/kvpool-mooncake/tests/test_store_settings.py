@@ -42,7 +42,7 @@ def test_sizes_are_ints_or_text_with_a_unit(text: object, size: int) -> None:
 @pytest.mark.parametrize(
     "bad", ["", "MB", "1 XB", "-1", "1e3", -1, True, None, 1.5, [], 1 << 63, "9999999 PB"]
 )
-def test_what_is_no_size_is_refused_by_name(bad: object) -> None:
+def test_an_invalid_size_is_refused_by_name(bad: object) -> None:
     with pytest.raises(BadSetting, match="global_segment_size"):
         parse_size(bad, "global_segment_size")
 
@@ -66,7 +66,7 @@ def test_a_master_is_named_in_any_of_the_usual_ways(given: str, masters: tuple[s
 
 
 @pytest.mark.parametrize("bad", ["", "  ", "etcd://", ";", "ftp://a:1", None, 7])
-def test_what_is_no_master_is_refused(bad: object) -> None:
+def test_an_invalid_master_is_refused(bad: object) -> None:
     with pytest.raises(BadSetting, match="master"):
         parse_masters(bad)
 
@@ -126,7 +126,7 @@ def test_offload_is_switched_by_a_bool_or_its_text(given: object, is_on: bool) -
 
 
 @pytest.mark.parametrize("bad", [{"enable_ssd_offload": "maybe"}, {"enable_ssd_offload": 2}, {"ssd_offload_path": 7}])
-def test_what_is_no_offload_setting_is_refused_by_name(bad: dict[str, object]) -> None:
+def test_an_invalid_offload_setting_is_refused_by_name(bad: dict[str, object]) -> None:
     with pytest.raises(BadSetting, match=next(iter(bad))):
         read_settings(bad)
 
@@ -172,7 +172,7 @@ def test_the_smaller_limit_of_the_environment_is_the_size_in_whole_pages(
 
 
 @pytest.mark.parametrize("bad", ["0", "-1", "much", str((64 << 20) - 1)])
-def test_a_limit_that_is_none_or_too_small_is_refused_by_its_variable(
+def test_an_invalid_or_too_small_limit_is_refused_by_its_variable(
     no_variables: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str
 ) -> None:
     monkeypatch.setenv(SIZE_VARIABLE, bad)
@@ -180,7 +180,7 @@ def test_a_limit_that_is_none_or_too_small_is_refused_by_its_variable(
         offload_medium(str(tmp_path))
 
 
-def test_a_place_has_a_free_port_and_says_so() -> None:
+def test_a_place_has_a_free_port_and_advertises_it() -> None:
     one = find_place("localhost", 0)
     assert one.hostname == f"localhost:{one.port}" and one.port > 0
     assert one.listen == one.advertise == f"127.0.0.1:{one.port}"
@@ -201,7 +201,7 @@ def test_a_place_on_loopback_is_for_this_host_alone_when_a_master_is_elsewhere(h
     assert is_for_this_host_alone(place, masters) == alone
 
 
-def test_a_host_that_is_not_ours_is_told_to_others_and_listened_for_everywhere() -> None:
+def test_a_host_name_of_another_machine_is_advertised_and_all_interfaces_listen() -> None:
     place = find_place("192.0.2.7", 0)
     assert place.listen == f"0.0.0.0:{place.port}"
     assert place.advertise == f"192.0.2.7:{place.port}"

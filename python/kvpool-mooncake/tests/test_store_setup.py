@@ -74,7 +74,7 @@ def test_the_offload_flag_can_be_found_in_signature_and_documentation() -> None:
     assert "enable_ssd_offload" in (MooncakeDistributedStore.setup.__doc__ or "")
 
 
-def test_rdma_without_a_device_goes_another_way_and_says_so(
+def test_rdma_without_a_device_uses_another_transport_and_logs_it(
     new: MooncakeDistributedStore, shared_pool: LivePool, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = {
@@ -184,7 +184,7 @@ def test_a_segment_needs_the_role_of_a_node(
     assert new.health_check() == 1
 
 
-def test_a_master_that_is_not_there_is_said_within_seconds(
+def test_setup_reports_an_absent_master_within_seconds(
     new: MooncakeDistributedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     master = f"127.0.0.1:{free_port()}"
@@ -197,7 +197,7 @@ def test_a_master_that_is_not_there_is_said_within_seconds(
     assert new.is_exist("x") == -600
 
 
-def test_a_master_that_accepts_and_says_nothing_is_given_up_within_seconds(
+def test_setup_gives_up_a_silent_master_within_seconds(
     new: MooncakeDistributedStore,
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -207,7 +207,7 @@ def test_a_master_that_accepts_and_says_nothing_is_given_up_within_seconds(
         assert time.monotonic() - begin < 7
 
 
-def test_a_second_setup_is_refused_and_one_after_close_works(connect: Connect, shared_pool: LivePool) -> None:
+def test_a_second_setup_is_refused_and_a_setup_after_close_works(connect: Connect, shared_pool: LivePool) -> None:
     store = connect(shared_pool)
     config = {"global_segment_size": 0, "master_server_addr": shared_pool.url}
     assert store.setup(config) == -600
@@ -285,7 +285,7 @@ def test_segments_come_and_go_while_a_store_runs(connect: Connect, own_pool: Liv
     assert store.allocate_and_mount_segment("none")["ret"] == -600
 
 
-def test_what_kvpool_does_not_do_says_so_by_name(store: MooncakeDistributedStore) -> None:
+def test_unsupported_methods_raise_by_name(store: MooncakeDistributedStore) -> None:
     with pytest.raises(NotImplementedError, match="mount_segment"):
         store.mount_segment("/dev/shm/x", 4096)
 
@@ -306,7 +306,7 @@ def test_tenants_do_not_see_each_other(connect: Connect, shared_pool: LivePool, 
         tenant.close()
 
 
-def test_a_dummy_finds_the_pool_of_a_client_that_said_where_it_is(
+def test_a_dummy_finds_the_pool_of_an_announced_client(
     new: MooncakeDistributedStore, shared_pool: LivePool, key: str
 ) -> None:
     port = free_port()
@@ -335,7 +335,7 @@ def test_a_dummy_has_the_namespace_of_its_client(
     assert connect(shared_pool).is_exist(key) == 0
 
 
-def test_a_dummy_takes_another_address_for_a_masters(
+def test_a_dummy_uses_an_unannounced_address_as_a_masters(
     new: MooncakeDistributedStore, shared_pool: LivePool
 ) -> None:
     assert new.setup_dummy("64MB", "16MB", f"127.0.0.1:{shared_pool.port}") == 0
@@ -360,7 +360,7 @@ def test_init_all_is_setup_with_the_usual_master(
     assert time.monotonic() - begin < 3
 
 
-def test_a_store_that_nobody_closed_goes_while_other_threads_run(own_pool: LivePool, key: str) -> None:
+def test_an_unclosed_store_ends_while_other_threads_run(own_pool: LivePool, key: str) -> None:
     store = MooncakeDistributedStore()
     assert store.setup("localhost", "P2PHANDSHAKE", 16 << 20, 1 << 20, "tcp", "", own_pool.url) == 0
     assert store.put(key, b"x") == 0

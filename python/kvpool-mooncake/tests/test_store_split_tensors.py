@@ -218,7 +218,7 @@ def test_batches_answer_each_key(store: MooncakeDistributedStore, key: str) -> N
         [ParallelAxis("dp", 0, 2), ParallelAxis("tp", 0, 3, split_dim=0)],
     ],
 )
-def test_axes_that_cannot_be_are_refused(store: MooncakeDistributedStore, key: str, axes: list[ParallelAxis]) -> None:
+def test_invalid_axes_are_refused(store: MooncakeDistributedStore, key: str, axes: list[ParallelAxis]) -> None:
     split = TensorParallelism(axes)
     assert store.put_tensor_with_parallelism(key, torch.zeros(4, 4), split) == -600
     assert store.get_tensor_with_parallelism(key, ReadTarget("shard", split)) is None

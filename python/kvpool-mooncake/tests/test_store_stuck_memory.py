@@ -80,7 +80,7 @@ def test_memory_that_was_registered_twice_is_unregistered_when_no_transfer_uses_
     assert impatient.unregister_buffer(memory.address) == -600
 
 
-def test_a_store_that_closes_says_which_memory_is_still_used(
+def test_a_closing_store_names_the_memory_in_use(
     impatient: MooncakeDistributedStore, memory: StuckMemory, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert impatient.put(key, b"x" * MIB) == 0

@@ -10,7 +10,7 @@ from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 from lent_memory import Memory
 
 
-def test_a_header_says_what_the_tensor_is() -> None:
+def test_a_header_describes_its_tensor() -> None:
     header = encode_header("bfloat16", [3, 0, 5])
     assert len(header) % 64 == 0
     assert decode_header(memoryview(header + b"data")) == ("bfloat16", [3, 0, 5], len(header))
@@ -26,7 +26,7 @@ def test_a_header_says_what_the_tensor_is() -> None:
         b"KVT1\x02\x00\x00\x00[]" + b"\0" * 64,
     ],
 )
-def test_what_is_no_header_is_refused(bad: bytes) -> None:
+def test_an_invalid_header_is_refused(bad: bytes) -> None:
     with pytest.raises((ValueError, KeyError, TypeError)):
         decode_header(memoryview(bad))
 
@@ -60,7 +60,7 @@ def test_a_tensor_comes_back_with_its_type_and_shape(
     assert torch.equal(store.get_tensor(keys[0]), tensors[0])
 
 
-def test_a_miss_and_what_is_no_tensor_are_none(store: MooncakeDistributedStore, key: str, torch) -> None:
+def test_a_miss_and_an_object_without_a_tensor_are_none(store: MooncakeDistributedStore, key: str, torch) -> None:
     assert store.get_tensor(key) is None
     assert store.put(key, b"no tensor" * 100) == 0
     assert store.get_tensor(key) is None

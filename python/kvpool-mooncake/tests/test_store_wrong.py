@@ -127,7 +127,7 @@ def test_a_wrong_type_raises(store: MooncakeDistributedStore, method: str, args:
 @pytest.mark.parametrize(
     ("ptr", "size"), [(0, 8), (-1, 8), (4096, -1), (1 << 70, 8), (4096, 1 << 70), (1 << 63, 8)]
 )
-def test_an_address_or_a_length_that_cannot_be_is_600(
+def test_an_invalid_address_or_length_is_600(
     store: MooncakeDistributedStore, key: str, ptr: int, size: int
 ) -> None:
     assert store.put(key, b"x" * 8) == 0
@@ -264,7 +264,7 @@ def test_a_key_is_1_to_1024_bytes(store: MooncakeDistributedStore, key: str) -> 
         assert store.batch_remove([bad, f"{key}-none"]) == [-600, -704]
 
 
-def test_a_value_that_cannot_be_is_a_code(store: MooncakeDistributedStore) -> None:
+def test_an_invalid_value_gives_a_code(store: MooncakeDistributedStore) -> None:
     assert store.remove_by_regex("\ud800") == -600
     for number in (-1, 1 << 64, 1 << 80):
         assert store.query_task((0, number)) == (None, -1400)

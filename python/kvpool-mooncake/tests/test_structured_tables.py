@@ -115,7 +115,7 @@ def test_rows_are_read_alone(transfer: MooncakeBundleTransfer, table: MooncakeDa
     assert len(columns) == 9 and all(len(column) == len(IDS[rows]) for column in columns)
 
 
-def test_rows_that_cannot_be_are_refused(transfer: MooncakeBundleTransfer, table: MooncakeDataProtoRef) -> None:
+def test_invalid_rows_are_refused(transfer: MooncakeBundleTransfer, table: MooncakeDataProtoRef) -> None:
     assert same(transfer.get(table, fields=["ids"], rows=StructuredMemberSlice(0, 1, 3))["batch"]["ids"], IDS[1:3])
     for rows, error in (
         ([4], IndexError), ([-5], IndexError), (slice(None, None, -1), ValueError), (1, TypeError), ("12", TypeError),
