@@ -1,4 +1,4 @@
-"""What the checks of faults share: engines that live until a fault kills them, and the report of what was seen."""
+"""Shared parts of the checks of faults: engines that live until a fault kills them, and the reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 
 def wide_model(environment: Environment, work: Path) -> Path:
-    """A new model that is wide, so that a hand-off takes long enough to be hit."""
+    """Makes a wide model, so that a hand-off takes long enough for a fault."""
     model = work / "wide"
     subprocess.run([environment.python, HERE / "tiny_model.py", model, "--wide"], check=True)
     return model
@@ -26,7 +26,7 @@ def wide_model(environment: Environment, work: Path) -> Path:
 
 @dataclasses.dataclass
 class Engines:
-    """The engines of one back end or connector, and what is reported of them."""
+    """The engines of one back end or connector, with their reports."""
 
     environment: Environment
     program: Path
@@ -38,7 +38,8 @@ class Engines:
     _started: int = 0
 
     def run(self, faults: Callable[[], None]) -> None:
-        """Runs the faults. What ends them early is a fact, but for ours."""
+        """Runs the faults. An error that ends them early is raised for kvpool, and is a fact for other
+        projects."""
         try:
             faults()
         except RuntimeError as error:
@@ -48,21 +49,21 @@ class Engines:
 
     @contextlib.contextmanager
     def live(self, role: str, settings: dict[str, Any], env: dict[str, str]) -> Iterator[LiveEngine]:
-        """An engine that ends with the block. `env`: the environment's variables."""
+        """An engine that ends with the block. `env`: further environment variables."""
         self._started += 1
         name = f"{role}-{self._started}"
         wanted = {name: (settings, {"PYTHONUNBUFFERED": "1", **env})}
         with live_engines(self.environment, self.program, self.work, wanted) as engines:
             yield engines[name]
-            # Nothing is left to end well.
+            # Nothing is left that could end in order.
             engines[name].kill()
 
     def fact(self, what: str, seen: object) -> None:
-        """Notes what was seen."""
+        """Notes an observation."""
         self.tally.fact(self.name, what, seen)
 
     def report(self, what: str, seen: str, holds: bool) -> None:
-        """A check of ours. What others do is a fact."""
+        """Reports a check of kvpool. The results of other projects are facts."""
         if self.is_ours:
             self.tally.check(self.name, what, seen, holds)
         else:
@@ -70,7 +71,7 @@ class Engines:
 
 
 def fail(engine: LiveEngine, is_killed: bool) -> float:
-    """Kills or stops an engine. Returns when."""
+    """Kills or stops an engine. Returns the time."""
     since = time.monotonic()
     if is_killed:
         engine.kill()
