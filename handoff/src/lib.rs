@@ -3,7 +3,7 @@
 //! References such as "row C7" name rows of the table in `docs/handoff-rows.md`.
 //!
 //! ```text
-//!  registry ◄──HTTP── prefill, decode        who is where (`bootstrap` serves it)
+//!  registry ◄──HTTP── prefill, decode        addresses of ranks (`bootstrap` serves it)
 //!
 //!  prefill: RoomSender ◄─messages (wire)──► RoomReceiver :decode      a room: push and pull
 //!               │                                │
@@ -18,7 +18,7 @@
 //! - [`registration`]: the layout and memory regions that each end sends the other once
 //! - [`registry`]: the bootstrap registry, and the HTTP dialects that engines speak to it
 //! - [`wire`]: the messages as bytes
-//! - [`shares`]: what one prefill rank sends to one decode rank
+//! - [`shares`]: the bytes that one prefill rank sends to one decode rank
 //! - [`session`]: runs all rooms of one process over the transport
 //! - [`bootstrap`]: the HTTP server of the registry
 //!

@@ -8,7 +8,7 @@
 //!
 //! A state is one region of a rank that is divided into pages: the keys of one layer, its values,
 //! or an opaque state. A page holds `outer` runs, and each run holds `parts` parts of `part_bytes`. Ranks
-//! divide the parts among themselves. Every layout of the documents is such a page (rows G19, S7):
+//! divide the parts among themselves. Every layout of the documents is a page of this form (rows G19, S7):
 //!
 //! | layout | outer | parts | part_bytes |
 //! |---|---|---|---|
@@ -81,7 +81,7 @@ pub enum PlanError {
         /// The number of pages of the region.
         pages: u32,
     },
-    /// The shape of a state has no such dimension.
+    /// The shape of a state does not have this dimension.
     #[error("dimension {dimension} of a state with {dimensions} dimensions does not exist")]
     NoSuchDimension {
         /// The dimension.

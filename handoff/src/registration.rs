@@ -20,7 +20,7 @@ pub struct StateRegion {
     pub pages: u32,
 }
 
-/// What one rank registers.
+/// The registration of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankDescription {
     /// The address of its data port.

@@ -17,7 +17,7 @@ with kvpool.Pool.connect("http://127.0.0.1:7070") as pool:
         lengths = pool.batch_get(keys[: prefix.blocks], list(back))   # bytes of each block, or None
 ```
 
-What to know first:
+Read this first:
 
 - A key is a str of 1 byte to 1 KiB in UTF-8, or a digest of 32 bytes from `chain_keys`.
 - A block is one contiguous buffer or a sequence of buffers: bytes, numpy arrays, torch tensors,

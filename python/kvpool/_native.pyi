@@ -372,7 +372,7 @@ class Pool:
         """
 
     def cancel_replica_tasks(self, ids: Sequence[int]) -> _ReplicaTasks:
-        """Ends tasks, and returns those that the leader knows. Transfers in progress still end on their own.
+        """Ends tasks. Returns the tasks that the leader knows. Transfers in progress still end on their own.
         Raises InvalidArgumentError without an id.
         """
 

@@ -19,7 +19,7 @@ with handoff.Session([state], page_tokens=4) as decode:           # in the decod
     assert receiving.wait(timeout=30) is handoff.Poll.SUCCESS     # the bytes are there, and verified
 ```
 
-What to know first:
+Read this first:
 
 - All calls return at once, except `wait` and `close`, which have a deadline.
 - A room ends at both ends. It ends with `SUCCESS` when every byte was compared after the last write, else with
@@ -400,7 +400,7 @@ class Session(_Closed):
         patience: float | None = None,
     ) -> Pulling:
         """Pulls the pages of an offer: at once with `pages`, or, with None, when `Pulling.use` names them. The
-        other arguments are those of `receive`. `timeout` and `patience` count from the use."""
+        other arguments are as for `receive`. `timeout` and `patience` count from the use."""
 
         def begin(used: Sequence[int]) -> Receiving:
             return self.receive(

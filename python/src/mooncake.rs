@@ -8,8 +8,8 @@
 //!  kvpool-client       kvpool_transport::peer
 //! ```
 //!
-//! Nothing outside this module knows Mooncake's names or codes. `python/kvpool-mooncake/README.md` says what the
-//! wheel promises.
+//! Nothing outside this module knows Mooncake's names or codes. `python/kvpool-mooncake/README.md` describes the
+//! wheel.
 
 pub(crate) mod engine;
 pub(crate) mod store;

@@ -61,7 +61,7 @@ fn p6_the_breaker_of_a_receiver_is_open_for_two_seconds() {
     assert_eq!(pins.breaker(at(11.999), R), until);
     assert_eq!(pins.breaker(at(10.5), other), None);
     assert_eq!(pins.breaker(at(12.0), R), None);
-    // The breaker of one that is closed takes no memory once another one opens.
+    // A closed breaker takes no memory once another breaker opens.
     pins.trip(at(12.0), other);
     assert_eq!(pins.breakers.len(), 1);
     pins.forget(other);

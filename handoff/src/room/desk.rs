@@ -17,7 +17,7 @@ pub struct DeskOptions {
     pub tombstones: usize,
     /// The most offers that wait for rooms which the engine has not named yet.
     pub early_offers: usize,
-    /// How long such an early offer is kept. Its receiver repeats the offer.
+    /// How long an early offer is kept. Its receiver repeats the offer.
     pub early_ttl: Duration,
 }
 
@@ -289,7 +289,8 @@ impl SenderDesk {
         may && self.is_left(now, (id, receivers), place, is_own)
     }
 
-    /// Whether no other process has or asks for `place`. Without a place: whether the room has such a place.
+    /// Whether `place` is free: no receiver has it, and no ask except the own asks wants it. Without a `place`:
+    /// whether the room has a free place.
     fn is_left(
         &self,
         now: Moment,

@@ -317,7 +317,7 @@ impl RoomSender {
                 self.state_until = self.state_until.min(self.plan.deadline);
                 self.advance(now, from, out);
             }
-            // The desk has refused such an offer: see `may_offer`.
+            // The desk has refused every other offer: see `may_offer`.
             _ => {}
         }
     }

@@ -33,9 +33,9 @@ const CLOSING: Duration = Duration::from_secs(3);
 const MAX_ADDRESSES: usize = 8192;
 /// How long the session waits for the delivery of its last messages.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// The most events between two checks of what is due.
+/// The most events between two checks of deadlines and retries.
 const BATCH: usize = 256;
-/// The time between two checks of what keeps a closing session from its end.
+/// The time between two checks whether a closing session can end.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// A request of the session's caller.
@@ -173,7 +173,7 @@ impl Agent {
                 Some(None) => break,
                 None => {}
             }
-            // One check of what is due serves many events, because the check visits all rooms.
+            // One check of deadlines serves many events, because the check visits all rooms.
             for _ in 0..BATCH {
                 match events.try_recv() {
                     Ok(Event::Call(Call::Close)) => {

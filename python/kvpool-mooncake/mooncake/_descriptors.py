@@ -89,9 +89,9 @@ class ReplicaDescriptor:
         return MemoryDescriptor(Descriptor(self.length, self.offset, self.node))
 
     def get_disk_descriptor(self) -> DiskDescriptor:
-        """Not supported: raises, because kvpool has no such replica."""
+        """Not supported: raises, because kvpool keeps no replica in a shared file."""
         raise RuntimeError("the replica is in memory, not on a disk")
 
     def get_local_disk_descriptor(self) -> DiskDescriptor:
-        """Not supported: raises, because kvpool has no such replica."""
+        """Not supported: raises, because kvpool describes no replica on a disk."""
         raise RuntimeError("the replica is in memory, not on a disk")

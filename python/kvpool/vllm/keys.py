@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 _SHOWN = 40
-"""The number of characters of the model's name in its keys. They serve operators who list keys."""
+"""The number of characters of the model's name in its keys. Operators see them when they list keys."""
 
 
 def layout_prefix(model: str, fields: Mapping[str, str]) -> str:

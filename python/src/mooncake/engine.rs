@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!  mooncake.engine.TransferEngine ──► PeerEngine ──► transport::peer::Endpoint
-//!                                        ├─ Memory   what is registered, by address
-//!                                        └─ Batches  what goes on in the background
+//!                                        ├─ Memory   the registered ranges, by address
+//!                                        └─ Batches  the transfers in the background
 //! ```
 
 // UNSAFETY: passes on the addresses of a Python caller, as `loan` and `memory` do. This module first checks

@@ -3,11 +3,11 @@
 //! ```text
 //!  mooncake.store.MooncakeDistributedStore        names, defaults, shapes                (Python)
 //!        │
-//!  ObjectStore ── args, lent ── what callers pass, and lend for the length of a call
+//!  ObjectStore ── args, lent ── the arguments, and the memory lent for one call
 //!        │
 //!  Pool ┬ Client      put, get, exist, remove            (kvpool-client)
-//!       ├ Memory      what is registered
-//!       ├ Segments    what this process contributes      (kvpool-store-node)
+//!       ├ Memory      registered ranges
+//!       ├ Segments    segments of this process           (kvpool-store-node)
 //!       ├ GetSessions keys leased from start to end
 //!       └ PutSessions blocks written range by range
 //! ```

@@ -86,7 +86,7 @@ unsafe impl Send for Taken {}
 unsafe impl Sync for Taken {}
 
 impl Taken {
-    /// Takes an object's buffer as contiguous bytes. A fault if the object has no such buffer.
+    /// Takes an object's buffer as contiguous bytes. A fault if the object has no contiguous buffer.
     fn new(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Result<Self, Fault>> {
         let flags = match usage {
             Use::Read => ffi::PyBUF_SIMPLE,

@@ -90,7 +90,7 @@ fn register(open: &Open, range: Range) -> Result<(), Fault> {
         address, length, ..
     } = range;
     if range.is_device {
-        // Without such a GPU the address would be taken for host memory.
+        // Without this GPU the address would be taken for host memory.
         device_slice(open, range)?;
     }
     if !open.registered.lock().insert(address) {

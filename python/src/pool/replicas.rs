@@ -174,7 +174,7 @@ impl Pool {
         ReplicaTask::each(py, tasks)
     }
 
-    /// Ends tasks, and returns those that the leader knows. Transfers in progress still end on their own.
+    /// Ends tasks. Returns the tasks that the leader knows. Transfers in progress still end on their own.
     /// Raises InvalidArgumentError without an id.
     fn cancel_replica_tasks(&self, py: Python<'_>, ids: Vec<u64>) -> PyResult<Vec<ReplicaTask>> {
         let tasks = self.call(py, |client| client.cancel_replica_tasks(&ids))?;

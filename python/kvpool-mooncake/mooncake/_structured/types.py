@@ -30,7 +30,7 @@ class BundleStore(Protocol):
         """Removes an object. Returns 0 or a negative code."""
 
     def is_exist(self, key: str) -> int:
-        """Returns 1 if there is such an object, 0 if not, or a negative code."""
+        """Returns 1 if the object is present, 0 if it is absent, or a negative code."""
 
 
 class Missing:
