@@ -483,8 +483,8 @@ class Lease:
     """
 
     def renew(self) -> int:
-        """Extends the lease by the master's full lease TTL. Returns the number of blocks that left the lease
-        because their lease had expired. Raises ClosedError if the lease or the pool is closed, or if another
+        """Extends the lease by the master's full lease TTL. Returns the number of blocks that left the lease because
+        their lease had expired. Raises ClosedError if the lease was released, if the pool is closed, or if another
         thread renews the lease. A release during the renewal raises ClosedError too. Raises an Error when the
         master cannot be asked; the lease then continues unchanged.
         """

@@ -75,7 +75,8 @@ class State:
     """One region of this rank's KV memory: the keys of a layer, its values, or another state.
 
     A page of the region has `outer` runs. A run has `parts` parts of `part_bytes` bytes over all ranks
-    together. With the rule "slice" each rank holds its share of the parts.
+    together. With the rule "slice" each rank holds its share of the parts. So a page on a rank has `outer` times the
+    rank's parts times `part_bytes` bytes. The pages are adjacent in memory, from `base` on.
 
     - Token-major keys `[token][head][bytes]`: `outer` tokens of a page, `parts` heads of all ranks.
     - Head-major keys `[head][token][bytes]`: `outer` 1, `parts` heads, `part_bytes` of all tokens.
@@ -290,8 +291,12 @@ class Session(_Closed):
     of `pin_limit` that stays free, 0 to 100. `back_off`: seconds for which prefill does not serve a process
     that declined for want of pages.
 
-    Raises InvalidArgumentError for memory that is not this process's, and for parts that the ranks cannot share
-    evenly.
+    `host`, `port`: the listening address; port 0 means any free port. `name`: this session's name in the logs of its
+    peers. `hidden_bytes`: the bytes of the hidden states in a slot of metadata, equal at both ends.
+
+    Raises InvalidArgumentError for memory that is not this process's, for parts that the ranks cannot share evenly,
+    and for a value out of range. Raises OSError if the session cannot listen. After `close` all other methods
+    raise ClosedError. In a child made by fork they raise ForkedError.
     """
 
     def __init__(
@@ -459,7 +464,7 @@ class Session(_Closed):
 
 class Bootstrap(_Closed):
     """The HTTP server where ranks register and find each other, in the dialects of vLLM, SGLang and
-    chitu."""
+    chitu. It listens at `host` and `port`; port 0 means any free port. Raises OSError if it cannot listen."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self._native = _native.HandoffBootstrap(host, port)

@@ -91,8 +91,8 @@ impl Drop for Lease {
 
 #[pymethods]
 impl Lease {
-    /// Extends the lease by the master's full lease TTL. Returns the number of blocks that left the lease
-    /// because their lease had expired. Raises ClosedError if the lease or the pool is closed, or if another
+    /// Extends the lease by the master's full lease TTL. Returns the number of blocks that left the lease because
+    /// their lease had expired. Raises ClosedError if the lease was released, if the pool is closed, or if another
     /// thread renews the lease. A release during the renewal raises ClosedError too. Raises an Error when the
     /// master cannot be asked; the lease then continues unchanged.
     fn renew(&self, py: Python<'_>) -> PyResult<usize> {
