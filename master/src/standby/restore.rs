@@ -224,6 +224,7 @@ impl Standby {
             namespace: block.namespace,
             length: block.length,
             version: block.version,
+            is_pinned: block.hard_pin,
         };
         self.place_at(&block.key, &block.replicas, &summary)
     }
