@@ -239,9 +239,11 @@ impl Task {
             }
             Call::Upsert if !self.keeps_all => self.put(self.batch_from(key), true).await,
             Call::Remove if !self.keeps_all => self.remove(key).await,
-            Call::Exist => self.exist().await,
-            Call::Prefix => self.prefix().await,
-            Call::ChangeReplicas if self.plan.nodes > 1 => self.change_replicas().await,
+            Call::Exist => self.exist(self.range_from(key)).await,
+            Call::Prefix => self.prefix(self.range_from(key)).await,
+            Call::ChangeReplicas if self.plan.nodes > 1 => {
+                self.change_replicas(self.range_from(key)).await
+            }
             Call::Hold => {
                 let keys = self.to_hold(key);
                 replaces = !self.keeps_all && self.dice.chance(200);
@@ -561,14 +563,13 @@ impl Task {
         (key..self.keys.end.min(key + count)).collect()
     }
 
-    fn some_range(&self) -> Range<u64> {
-        let first = self.some_key();
-        first..self.keys.end.min(first + 6)
+    /// This key and those behind it, six at most.
+    fn range_from(&self, key: u64) -> Range<u64> {
+        key..self.keys.end.min(key + 6)
     }
 
     /// Asks for a further replica of some blocks, or moves them to another node.
-    async fn change_replicas(&self) -> String {
-        let keys = self.some_range();
+    async fn change_replicas(&self, keys: Range<u64>) -> String {
         let node = || format!("n{}", self.dice.index(self.plan.nodes));
         let change = match self.dice.below(5) {
             0 | 1 => ReplicaChange::Copy,
@@ -600,8 +601,7 @@ impl Task {
         }
     }
 
-    async fn exist(&self) -> String {
-        let keys = self.some_range();
+    async fn exist(&self, keys: Range<u64>) -> String {
         let begun = Instant::now();
         let names: Vec<Key> = keys.clone().map(name).collect();
         match self.client.is_exist(&names).await {
@@ -628,8 +628,7 @@ impl Task {
         }
     }
 
-    async fn prefix(&self) -> String {
-        let keys = self.some_range();
+    async fn prefix(&self, keys: Range<u64>) -> String {
         let begun = Instant::now();
         let names: Vec<Key> = keys.clone().map(name).collect();
         match self.client.match_prefix(&names).await {
