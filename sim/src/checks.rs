@@ -71,6 +71,7 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
         pool.audit(&sight.survey)
             .map_err(|wrong| format!("m{number} in epoch {}: {wrong}", pool.epoch))?;
         ids_name_one_segment(world, *number, pool)?;
+        keys_have_one_version(sight)?;
         // A block that comes back from a disk has left its chain, and one with a wrong byte is dropped.
         if world.plan.noise.flipped_writes == 0 && !world.plan.has_disks() {
             parents_stay(world, sight)?;
@@ -120,6 +121,21 @@ fn ids_name_one_segment(world: &World, number: usize, pool: &Pool) -> Result<(),
             return Err(format!(
                 "m{number} in epoch {} gives the id of segment {} to a second node, {}",
                 pool.epoch, segment.id, segment.node.name
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// A key's block in memory and its copy are of one version: a commit takes earlier copies out, and no copy of an earlier
+/// version is recorded after it.
+fn keys_have_one_version(sight: &Sight<'_>) -> Result<(), String> {
+    for (key, block) in sight.blocks() {
+        let copy = sight.copy(key).map(|copy| copy.version);
+        if let Some(copy) = copy.filter(|copy| *copy != block.version) {
+            return Err(format!(
+                "key {key} has version {} in memory, and version {copy} on a disk",
+                block.version
             ));
         }
     }
