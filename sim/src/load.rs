@@ -396,7 +396,8 @@ impl Task {
         };
         let tenant = self.plan.tenant_of(client);
         // A process may give its own leases back first.
-        let is_of = |other| other != client && self.plan.tenant_of(other) == tenant;
+        let is_other = |other| other != client && other < self.plan.clients;
+        let is_of = |other| is_other(other) && self.plan.tenant_of(other) == tenant;
         let leases = &self.load.net.promises.leases;
         let Some(lease) = leases.before(term, &name(key), begun, is_of) else {
             return;

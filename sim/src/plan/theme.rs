@@ -12,13 +12,14 @@ impl Plan {
         if self.keeps_all || self.tenants.iter().any(Tenant::keeps_all) || !dice.chance(500) {
             return;
         }
-        match dice.below(7) {
+        match dice.below(8) {
             0 => self.moves_under_leases(&dice),
             1 => self.pulls_and_departures(&dice),
             2 => self.deaths_after_loads(&dice),
             3 => self.removals_beside_transfers(&dice),
             4 => self.slow_disks(&dice),
             5 => self.damaged_replicas(&dice),
+            6 => self.leases_over_restarts(&dice),
             _ => self.hot_keys(&dice),
         }
     }
@@ -113,10 +114,16 @@ impl Plan {
     }
 
     /// Blocks are removed, replaced and read while they come back from a disk, or are copied there. The records of all
-    /// that are late.
+    /// that are late. In some of these histories readers find wrong bytes, so that blocks come back which are in memory.
     fn removals_beside_transfers(&mut self, dice: &Dice) {
         self.needs_disks(dice);
         self.raise_calls(&[(Call::Hold, 5), (Call::Get, 8)]);
+        if dice.chance(300) {
+            self.noise.flipped = dice.between(50, 200);
+            self.lease_ms = dice.between(300, 700);
+            let late = Trick::Late(dice.between(600, 1_500));
+            self.lies_in_wait(Moment::Logs(Logged::Block), (100, 5), 0, late);
+        }
         let after = |dice: &Dice| [0, 300, 3_000][dice.index(3)];
         for said in [Said::Transfers, Said::TransfersDone] {
             for call in [Call::Remove, Call::Upsert, Call::Hold] {
@@ -157,6 +164,33 @@ impl Plan {
                 let crash = Fault::Crash(other, dice.between(30, 150));
                 self.faults.push((at + dice.between(20, 300), crash));
             }
+        }
+    }
+
+    /// Nodes die and are back at once, while readers hold leases. Their disks are slow then, so that blocks stay on them
+    /// alone for a while.
+    fn leases_over_restarts(&mut self, dice: &Dice) {
+        self.needs_disks(dice);
+        self.lease_ms = dice.between(3_000, 6_000);
+        self.longest_pause = self.longest_pause.min(30_000);
+        self.raise_calls(&[(Call::Hold, 12), (Call::Get, 4), (Call::Prefix, 3)]);
+        for _ in 0..dice.between(3, 6) {
+            let at = dice.between(800, self.length_ms);
+            let node = dice.index(self.nodes);
+            let down = dice.between(30, 150);
+            let slow = down + dice.between(300, 1_200);
+            self.faults
+                .push((at, Fault::Crash(Process::Node(node), down)));
+            self.faults
+                .push((at, Fault::Disk(node, DiskFault::Stalls, slow)));
+        }
+        if dice.chance(300) {
+            let node = dice.index(self.nodes);
+            let dies = Fault::Crash(Process::Node(node), dice.between(30, 150));
+            let trick = Trick::Fault(dies);
+            self.lies_in_wait(Moment::Says(Said::TransfersDone), (100, 2), 0, trick);
+            let late = Trick::Late(dice.between(20, 150));
+            self.lies_in_wait(Moment::Logs(Logged::Removal), (300, 8), 0, late);
         }
     }
 
