@@ -129,8 +129,8 @@ fn ids_name_one_segment(world: &World, number: usize, pool: &Pool) -> Result<(),
     Ok(())
 }
 
-/// A key's block in memory and its copy are of one version: a commit takes earlier copies out, and no copy of an earlier
-/// version is recorded after it.
+/// A key's block in memory and its copy are of one version: a commit takes earlier copies out, and no copy of an
+/// earlier version is recorded after it.
 fn keys_have_one_version(sight: &Sight<'_>) -> Result<(), String> {
     for (key, block) in sight.blocks() {
         let copy = sight.copy(key).map(|copy| copy.version);

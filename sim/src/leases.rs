@@ -1,9 +1,9 @@
 //! The leases that readers hold, whichever leader gave them: of the places that a lookup gave, and of presence.
 //!
-//! - A leader that was seen to know a lease knows it until its end, at the block in memory or at its copy. It may forget
-//!   the leases on blocks in memory that leave with their nodes, and those on keys that change.
-//! - A leader knows no leases of earlier terms. So it takes each block of an earlier term for leased until they are over.
-//!   A removal without force takes no such block, in memory or on a disk.
+//! - A leader that was seen to know a lease knows it until its end, at the block in memory or at its copy. It may
+//!   forget the leases on blocks in memory that leave with their nodes, and those on keys that change.
+//! - A leader knows no leases of earlier terms. So it takes each block of an earlier term for leased until they are
+//!   over. A removal without force takes no such block, in memory or on a disk.
 
 use crate::load::number_of;
 use crate::plan::{Plan, Process, TENANT_KEYS};

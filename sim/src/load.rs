@@ -388,8 +388,8 @@ impl Task {
         self.leader().map(|pool| pool.epoch.0)
     }
 
-    /// A removal without force took a block, and began in this term. No reader had a lease of an earlier one: its leader
-    /// takes all blocks of earlier terms for leased. The key may have another block than the reader knows.
+    /// A removal without force took a block, and began in this term. No reader had a lease of an earlier one: the
+    /// leader takes all blocks of earlier terms for leased. The key may have another block than the reader knows.
     fn judge_removal(&self, key: u64, number: PutNumber, begun: Instant, term: u64) {
         let Process::Client(client) = self.who else {
             return;

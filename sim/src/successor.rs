@@ -292,8 +292,8 @@ pub(crate) fn loads_midway(world: &World) -> Result<(), String> {
     Ok(())
 }
 
-/// While records are on their way: a standby gives away nothing that a reader reads, and the leader nothing that a block
-/// has in the log. The leader frees a place only once the log has the removal of its block.
+/// While records are on their way: a standby gives away nothing that a reader reads, and the leader nothing that a
+/// block has in the log. The leader frees a place only once the log has the removal of its block.
 fn is_safe(world: &World, sight: &Sight<'_>, standby: &Standby, which: &str) -> Result<(), String> {
     let pool = sight.pool;
     promises_hold(world, pool, standby, which)?;

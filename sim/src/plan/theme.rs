@@ -114,15 +114,15 @@ impl Plan {
     }
 
     /// Blocks are removed, replaced and read while they come back from a disk, or are copied there. The records of all
-    /// that are late. In some of these histories readers find wrong bytes, so that blocks come back which are in memory.
+    /// that are late. In some of these histories readers find wrong bytes, so blocks come back that are in memory.
     fn removals_beside_transfers(&mut self, dice: &Dice) {
         self.needs_disks(dice);
         self.raise_calls(&[(Call::Hold, 5), (Call::Get, 8)]);
         if dice.chance(300) {
             self.noise.flipped = dice.between(50, 200);
             self.lease_ms = dice.between(300, 700);
-            let late = Trick::Late(dice.between(600, 1_500));
-            self.lies_in_wait(Moment::Logs(Logged::Block), (100, 5), 0, late);
+            let late = Trick::Late(dice.between(500, 1_200));
+            self.lies_in_wait(Moment::Logs(Logged::Block), (100, 3), 0, late);
         }
         let after = |dice: &Dice| [0, 300, 3_000][dice.index(3)];
         for said in [Said::Transfers, Said::TransfersDone] {
@@ -141,8 +141,8 @@ impl Plan {
         }
     }
 
-    /// One disk is slow, and the others are not. Blocks leave memory, are removed and put again while the slow one still
-    /// writes or reads them. In some of these histories the nodes with the other disks die meanwhile.
+    /// One disk is slow, and the others are not. Blocks leave memory, are removed and put again while the slow one
+    /// still writes or reads them. In some of these histories the nodes with the other disks die meanwhile.
     fn slow_disks(&mut self, dice: &Dice) {
         self.nodes = self.nodes.max(2);
         self.needs_disks(dice);
@@ -167,7 +167,7 @@ impl Plan {
         }
     }
 
-    /// Nodes die and are back at once, while readers hold leases. Their disks are slow then, so that blocks stay on them
+    /// Nodes die and are back at once, while readers hold leases. Their disks are slow then, so blocks stay on them
     /// alone for a while.
     fn leases_over_restarts(&mut self, dice: &Dice) {
         self.needs_disks(dice);
