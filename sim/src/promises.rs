@@ -6,7 +6,6 @@
 use crate::leases::{Given, Leases};
 use crate::plan::Process;
 use crate::sight::Sight;
-use crate::successor::Place;
 use bytes::Bytes;
 use kvpool_master::pool::Pool;
 use kvpool_master::pool::audit::Use;
@@ -20,6 +19,9 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
 use tokio::time::Instant;
+
+/// A place of a version: its segment, and its first byte there.
+type Place = (u64, SegmentId, u64);
 
 /// One located replica.
 #[derive(Clone, Debug)]
@@ -50,8 +52,6 @@ pub(crate) struct Promises {
     /// When the clock of a master jumped last. No lease counts that a reader asked for before.
     jumped: Mutex<Option<Instant>>,
     looked: Mutex<Option<Instant>>,
-    /// Every place that the log gave to a version.
-    logged: Mutex<BTreeSet<Place>>,
     /// The leases of all terms.
     pub(crate) leases: Leases,
 }
@@ -328,7 +328,8 @@ impl Promises {
         })
     }
 
-    /// The log has everything that this leader has. A block that was loaded from a medium may have been located
+    /// The log has everything that this leader did, so it has each place that this leader gave to readers, also those
+    /// that blocks have left since. A block that was loaded from a medium in an earlier term may have been located
     /// before: until it is logged, its node alone remembers the place.
     pub(crate) fn are_logged(&self, sight: &Sight<'_>) {
         let mut promises = self.all.lock();
@@ -339,8 +340,9 @@ impl Promises {
         if new.peek().is_none() {
             return;
         }
+        let epoch = sight.pool.epoch.0;
         let blocks = sight.survey.blocks.iter();
-        let places: BTreeSet<(u64, SegmentId, u64)> = blocks
+        let places: BTreeSet<Place> = blocks
             .flat_map(|block| {
                 let replicas = block.replicas.iter();
                 replicas.map(|at| (block.version.0, at.segment, at.offset.0))
@@ -348,13 +350,8 @@ impl Promises {
             .collect();
         for promise in new {
             let place = (promise.version, promise.segment, promise.range.start);
-            promise.is_logged = places.contains(&place);
+            promise.is_logged = promise.epoch == epoch || places.contains(&place);
         }
-    }
-
-    /// The log has given these places to versions: whoever reads it knows of them.
-    pub(crate) fn have_places(&self, places: Vec<Place>) {
-        self.logged.lock().extend(places);
     }
 
     /// Notes which places leased blocks have left. Whatever leaves its leader with its segment is no such place.
@@ -386,11 +383,8 @@ impl Promises {
     pub(crate) fn broken_by_standby(&self, pool: &Pool, standby: &Standby) -> Option<String> {
         // A reader may get a lease until its block leaves, just after the log has the removal.
         const SLACK: Duration = Duration::from_millis(20);
-        let logged = self.logged.lock();
         self.free_at(pool, |promise| {
-            let place = (promise.version, promise.segment, promise.range.start);
-            let is_logged = promise.is_logged || logged.contains(&place);
-            let counts = is_logged && promise.until > Instant::now() + SLACK;
+            let counts = promise.is_logged && promise.until > Instant::now() + SLACK;
             counts.then(|| standby.free_ranges(promise.segment))?
         })
     }

@@ -11,8 +11,8 @@
 //! Whenever the log has everything that the leader did, each must have the leader's blocks, and the follower must keep
 //! shut what the leader promised to readers. So must a standby that reads the snapshots and the log anew.
 //!
-//! While records are on their way, the log is behind the leader. Also then a standby may not give away what readers
-//! read. And the leader may not give away what a block has in the log: a crash would bring the block back there.
+//! While records are on their way, the log is behind the leader. Also then a standby that is loaded may not give away
+//! what readers read. And the leader may not give away what a block has in the log: a crash would bring the block back.
 
 use crate::chains::{Behind, links_of};
 use crate::checks;
@@ -28,7 +28,6 @@ use kvpool_master::pool::audit::Use;
 use kvpool_master::replica::Replica;
 use kvpool_master::standby::Standby;
 use kvpool_master::store::LogSeq;
-use kvpool_master::store::record::{self, Record};
 use kvpool_types::{Epoch, SegmentId, Version};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -37,6 +36,9 @@ use std::time::Duration;
 
 /// One in so many comparisons reads the snapshots and the log anew.
 const LOADS: u64 = 8;
+/// One in so many looks at a leader with records on their way reads the snapshots and the log. So does each look behind
+/// a new snapshot.
+const BUSY: u64 = 4;
 /// How long a machine pauses. It is longer than a standby keeps the replicas of a segment that is gone.
 const PAUSE_MS: u64 = 60_000;
 
@@ -49,7 +51,9 @@ pub(crate) struct Successors {
     /// The position of the log at the last comparison.
     compared: Option<LogSeq>,
     comparisons: u64,
-    /// How many snapshots had been written at the last load beside a busy leader.
+    /// How many looks found records on their way.
+    busy: u64,
+    /// How many snapshots had been written at the last load at such a look.
     snapshots: u64,
 }
 
@@ -95,8 +99,6 @@ impl Follower {
         let loaded = loaded.ok_or("a load from a store that answers at once waits")?;
         let standby =
             loaded.map_err(|error| format!("what is stored cannot be loaded: {error}"))?;
-        let promises = &world.net.promises;
-        promises.have_places(places_of(&standby.stored_blocks()));
         Ok(Self {
             epoch,
             standby,
@@ -125,46 +127,14 @@ impl Follower {
             return Ok(false);
         };
         for (seq, group) in groups {
-            match &self.leaps {
-                Some(clock) => clock.leap(),
-                None => world.net.promises.have_places(places_in(&group)),
+            if let Some(clock) = &self.leaps {
+                clock.leap();
             }
             let applied = self.standby.apply(seq, &group);
             applied.map_err(|error| format!("a standby cannot go on: {error}"))?;
         }
         Ok(true)
     }
-}
-
-/// A place of a version: its segment, and its first byte there.
-pub(crate) type Place = (u64, SegmentId, u64);
-
-fn places_of(blocks: &[StoredBlock]) -> Vec<Place> {
-    let of = |block: &StoredBlock| {
-        let version = block.version.0;
-        let replicas = block.replicas.iter();
-        let places = replicas.map(move |at| (version, at.segment, at.offset.0));
-        places.collect::<Vec<_>>()
-    };
-    blocks.iter().flat_map(of).collect()
-}
-
-/// The places that the records of a group give to blocks.
-fn places_in(group: &[u8]) -> Vec<Place> {
-    let records = record::decode(group).map(|group| group.records);
-    let of = |one: Record| -> Vec<Place> {
-        match one {
-            Record::Commit(block) => {
-                let version = block.version.0;
-                let places = block.replicas.iter();
-                places.map(|(id, at)| (version, *id, at.0)).collect()
-            }
-            Record::ReplicaAdded(added) => vec![(added.version.0, added.segment, added.offset.0)],
-            _ => Vec::new(),
-        }
-    };
-    let records = records.into_iter().flatten();
-    records.flat_map(of).collect()
 }
 
 /// Every block or copy, with its places, but for replicas on segments that are gone.
@@ -203,13 +173,23 @@ pub(crate) fn has_all(world: &World, number: usize, sight: &Sight<'_>) -> Result
     if whole.is_some() && successors.compared == whole {
         return Ok(());
     }
-    // A later term may have begun, and has written then.
     let Some(clock) = world.clock_of(number) else {
         return Ok(());
     };
-    if world.disk.end_of(pool.epoch).is_none() {
+    let Some(logged) = whole else {
+        // A later term may have begun, and has written then.
+        if world.disk.end_of(pool.epoch).is_none() {
+            return Ok(());
+        }
+        successors.busy += 1;
+        let written = world.disk.snapshots_written();
+        if written != successors.snapshots || successors.busy.is_multiple_of(BUSY) {
+            successors.snapshots = written;
+            let loaded = anew(world, pool, &clock)?;
+            is_safe(world, sight, &loaded.standby)?;
+        }
         return Ok(());
-    }
+    };
     let follower = successors.follower.take();
     let follower = match follower.filter(|one| one.epoch == pool.epoch) {
         Some(mut follower) => match follower.follow(world)? {
@@ -219,16 +199,6 @@ pub(crate) fn has_all(world: &World, number: usize, sight: &Sight<'_>) -> Result
         None => anew(world, pool, &clock)?,
     };
     let follower = &*successors.follower.insert(follower);
-    let Some(logged) = whole else {
-        is_safe(world, sight, &follower.standby, "that follows the log")?;
-        let written = world.disk.snapshots_written();
-        if written != successors.snapshots {
-            successors.snapshots = written;
-            let loaded = anew(world, pool, &clock)?;
-            is_safe(world, sight, &loaded.standby, "that reads the log anew")?;
-        }
-        return Ok(());
-    };
     is_like(world, sight, &follower.standby, "that follows the log")?;
     promises_hold(world, pool, &follower.standby, "that follows the log")?;
     successors.compared = Some(logged);
@@ -292,10 +262,16 @@ pub(crate) fn loads_midway(world: &World) -> Result<(), String> {
     Ok(())
 }
 
-/// While records are on their way: a standby gives away nothing that a reader reads, and the leader nothing that a
-/// block has in the log. The leader frees a place only once the log has the removal of its block.
-fn is_safe(world: &World, sight: &Sight<'_>, standby: &Standby, which: &str) -> Result<(), String> {
-    let pool = sight.pool;
+/// While records are on their way: a standby that is loaded now gives away nothing that a reader reads, and the leader
+/// nothing that a block has in the log. The leader frees a place only once the log has the removal of its block. A
+/// standby keeps what the log says was freed shut for a lease from its load on.
+///
+/// One that followed before may have heard of a removal long before its leader did, whose store was slow to answer.
+fn is_safe(world: &World, sight: &Sight<'_>, standby: &Standby) -> Result<(), String> {
+    let (pool, which) = (
+        sight.pool,
+        "that reads the log while records are on their way",
+    );
     promises_hold(world, pool, standby, which)?;
     let segments = pool.placement.segments();
     for block in standby.stored_blocks() {

@@ -9,10 +9,10 @@ impl Plan {
     pub(super) fn draw_theme(&mut self) {
         let dice = Dice::new(self.seed, Stream::Themes);
         // Each theme removes or replaces blocks, or loses nodes.
-        if self.keeps_all || self.tenants.iter().any(Tenant::keeps_all) || !dice.chance(500) {
+        if self.keeps_all || self.tenants.iter().any(Tenant::keeps_all) || !dice.chance(550) {
             return;
         }
-        match dice.below(8) {
+        match dice.below(9) {
             0 => self.moves_under_leases(&dice),
             1 => self.pulls_and_departures(&dice),
             2 => self.deaths_after_loads(&dice),
@@ -20,6 +20,7 @@ impl Plan {
             4 => self.slow_disks(&dice),
             5 => self.damaged_replicas(&dice),
             6 => self.leases_over_restarts(&dice),
+            7 => self.reads_over_terms(&dice),
             _ => self.hot_keys(&dice),
         }
     }
@@ -202,6 +203,38 @@ impl Plan {
         self.noise.flipped = self.noise.flipped.max(1);
         self.noise.flipped_writes = dice.between(40, 150);
         self.raise_calls(&[(Call::Hold, 8), (Call::Get, 8)]);
+    }
+
+    /// Slow readers show signed locations of large blocks that are replaced. Leases are short, and memory has room for
+    /// a few blocks. So the next leader grants what a reader of the last term is still being sent.
+    fn reads_over_terms(&mut self, dice: &Dice) {
+        self.has_signed_reads = true;
+        self.longest_block = 150_000;
+        self.one_length = Some(dice.between(70_000, 140_000));
+        self.segments = 1;
+        self.segment_bytes = (5 * self.longest_block).next_multiple_of(64 << 10);
+        self.keys = dice.between(4, 8);
+        // Their quotas are drawn for shorter blocks.
+        self.tenants = vec![Tenant::default()];
+        let is_of_tenant = |fault: &Fault| matches!(fault, Fault::Quota(..) | Fault::Delete(..));
+        self.faults.retain(|(_, fault)| !is_of_tenant(fault));
+        self.clients = self.clients.max(2);
+        self.tasks = 3;
+        self.lease_ms = dice.between(300, 400);
+        self.longest_pause = self.longest_pause.min(30_000);
+        self.noise.slow = self.noise.slow.max(80);
+        self.raise_calls(&[(Call::Upsert, 8), (Call::Get, 12)]);
+        let mut at = dice.between(600, 1_200);
+        while at < self.length_ms {
+            let master = dice.index(self.masters());
+            let down = dice.between(30, 120);
+            let fault = match dice.chance(500) {
+                true => Fault::Retire(master, down),
+                false => Fault::Crash(Process::Master(master), down),
+            };
+            self.faults.push((at, fault));
+            at += dice.between(600, 1_600);
+        }
     }
 
     /// A few keys that all clients put, remove and lease. A removal and leases come while a commit of the key is on its
