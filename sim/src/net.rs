@@ -76,7 +76,7 @@ pub(crate) struct Net {
     receives: Mutex<Vec<Receive>>,
     /// Whether readers must always find the right bytes, because nothing makes bytes wrong and no lease ends early.
     reads_are_right: bool,
-    /// Whether nodes send bytes only to who shows a location that the leader signed.
+    /// Whether nodes send no bytes without a location that the leader signed.
     has_signed_reads: bool,
     /// Where blocks became wrong on their way.
     pub(crate) damage: Damage,
