@@ -12,6 +12,7 @@ use kvpool_types::wire::keys::unpack;
 use parking_lot::Mutex;
 use prost::Message;
 use proto::{master_message, node_message};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -46,6 +47,16 @@ pub(crate) struct Ambushes {
     sprung: mpsc::UnboundedSender<Sprung>,
     due: Mutex<Option<mpsc::UnboundedReceiver<Sprung>>>,
     is_over: AtomicBool,
+    /// The versions of the blocks of orders to nodes, by the tickets that the answers name.
+    transfers: Mutex<BTreeMap<u64, u64>>,
+    pulls: Mutex<BTreeMap<u64, u64>>,
+}
+
+/// The block of the first ticket of an answer.
+fn first_of(done: &proto::TransfersDone, ordered: &Mutex<BTreeMap<u64, u64>>) -> About {
+    let first = done.transfers.first();
+    let version = first.and_then(|done| ordered.lock().get(&done.ticket).copied());
+    version.map_or(About::Nothing, About::Version)
 }
 
 impl Ambushes {
@@ -58,6 +69,8 @@ impl Ambushes {
             sprung,
             due: Mutex::new(Some(due)),
             is_over: AtomicBool::new(false),
+            transfers: Mutex::default(),
+            pulls: Mutex::default(),
         }
     }
 
@@ -143,17 +156,19 @@ impl Ambushes {
     /// A node says something to its master.
     pub(crate) fn hears(&self, message: &proto::NodeMessage) -> Duration {
         use node_message::Body;
-        let said = match message.body {
-            Some(Body::Register(_)) => Said::Register,
-            Some(Body::Fenced(_)) => Said::Fenced,
-            Some(Body::Draining(_)) => Said::Draining,
-            Some(Body::Media(_)) => Said::Media,
-            Some(Body::MediumAttached(_)) => Said::MediumAttached,
-            Some(Body::TransfersDone(_)) => Said::TransfersDone,
-            Some(Body::Pulled(_)) => Said::Pulled,
+        let (said, about) = match &message.body {
+            Some(Body::Register(_)) => (Said::Register, About::Nothing),
+            Some(Body::Fenced(_)) => (Said::Fenced, About::Nothing),
+            Some(Body::Draining(_)) => (Said::Draining, About::Nothing),
+            Some(Body::Media(_)) => (Said::Media, About::Nothing),
+            Some(Body::MediumAttached(_)) => (Said::MediumAttached, About::Nothing),
+            Some(Body::TransfersDone(done)) => {
+                (Said::TransfersDone, first_of(done, &self.transfers))
+            }
+            Some(Body::Pulled(done)) => (Said::Pulled, first_of(done, &self.pulls)),
             _ => return Duration::ZERO,
         };
-        self.meet(Moment::Says(said), &About::Nothing)
+        self.meet(Moment::Says(said), &about)
     }
 
     /// A master says something to a node.
@@ -162,10 +177,16 @@ impl Ambushes {
         let version = |version: Option<u64>| version.map_or(About::Nothing, About::Version);
         let (said, about) = match &message.body {
             Some(Body::Transfers(orders)) => {
+                let all = orders.transfers.iter();
+                let versions = all.map(|order| (order.ticket, order.version));
+                self.transfers.lock().extend(versions);
                 let first = orders.transfers.first();
                 (Said::Transfers, version(first.map(|order| order.version)))
             }
             Some(Body::Pulls(orders)) => {
+                let all = orders.pulls.iter();
+                let versions = all.map(|order| (order.ticket, order.version));
+                self.pulls.lock().extend(versions);
                 let first = orders.pulls.first();
                 (Said::Pulls, version(first.map(|order| order.version)))
             }
@@ -185,6 +206,8 @@ impl Ambushes {
         let keys = match method {
             "Lookup" => keys_of(request, |asked: proto::LookupRequest| asked.keys),
             "Renew" => keys_of(request, |asked: proto::RenewRequest| asked.keys),
+            "Reserve" => keys_of(request, |asked: proto::ReserveRequest| asked.keys),
+            "Commit" => keys_of(request, |asked: proto::CommitRequest| asked.keys),
             _ => None,
         };
         let about = keys.map_or(About::Nothing, |key| About::KeyOf(client, key));

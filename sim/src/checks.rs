@@ -7,6 +7,7 @@ use crate::copies::{Lost, is_right};
 use crate::dice::{Dice, Stream};
 use crate::history::bytes_of;
 use crate::intruder::NO_EPOCH;
+use crate::leases::Broken;
 use crate::life::Life;
 use crate::load::{Task, connect, name};
 use crate::pins::Unpinned;
@@ -71,6 +72,7 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
         pool.audit(&sight.survey)
             .map_err(|wrong| format!("m{number} in epoch {}: {wrong}", pool.epoch))?;
         ids_name_one_segment(world, *number, pool)?;
+        keys_have_one_version(sight)?;
         // A block that comes back from a disk has left its chain, and one with a wrong byte is dropped.
         if world.plan.noise.flipped_writes == 0 && !world.plan.has_disks() {
             parents_stay(world, sight)?;
@@ -92,6 +94,7 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
         {
             return Err(format!("at m{number} in epoch {}: {broken}", pool.epoch));
         }
+        leases_stay(world, sight)?;
         // A reader that finds a wrong byte reports it, and the replica goes.
         if world.plan.noise.flipped_writes == 0 {
             world.replicas.lock().look(sight)?;
@@ -120,6 +123,21 @@ fn ids_name_one_segment(world: &World, number: usize, pool: &Pool) -> Result<(),
             return Err(format!(
                 "m{number} in epoch {} gives the id of segment {} to a second node, {}",
                 pool.epoch, segment.id, segment.node.name
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// A key's block in memory and its copy are of one version: a commit takes earlier copies out, and no copy of an
+/// earlier version is recorded after it.
+fn keys_have_one_version(sight: &Sight<'_>) -> Result<(), String> {
+    for (key, block) in sight.blocks() {
+        let copy = sight.copy(key).map(|copy| copy.version);
+        if let Some(copy) = copy.filter(|copy| *copy != block.version) {
+            return Err(format!(
+                "key {key} has version {} in memory, and version {copy} on a disk",
+                block.version
             ));
         }
     }
@@ -165,6 +183,18 @@ fn leased_stay(world: &World, pool: &Pool) -> Option<String> {
         number.is_some_and(|number| !history.may_have_changed(number, *since))
     };
     gone.into_iter().find(is_wrong).map(|gone| gone.what)
+}
+
+/// A leader that knew a lease knows it until its end, unless the key changes. A namespace takes its blocks along.
+fn leases_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
+    let broken = world.net.promises.leases.forgotten_by(sight, &world.plan);
+    let history = world.load.history.lock();
+    for Broken { key, asked, what } in broken {
+        if !history.may_have_changed(key, asked) {
+            return Err(what);
+        }
+    }
+    Ok(())
 }
 
 /// Where nothing takes blocks, one that was there is there at every later look.

@@ -64,6 +64,8 @@ pub(crate) enum Stream {
     Ambushes,
     /// Whether they use a moment.
     Moments,
+    /// What a history goes for.
+    Themes,
     /// A task of a client, by the number of the client's life.
     Task(u64, u64),
 }
@@ -99,6 +101,7 @@ impl Stream {
             Self::Watches => 26,
             Self::Ambushes => 27,
             Self::Moments => 28,
+            Self::Themes => 29,
             Self::Intruder(visit) => 100 + visit,
             Self::Task(life, task) => 1_000 + 100 * life + task,
         }

@@ -161,9 +161,20 @@ impl History {
 
     /// Whether somebody put, removed or replaced blocks of the key after `since`, or may have.
     pub(crate) fn may_have_changed(&self, key: u64, since: Instant) -> bool {
+        self.may_have_changed_beside(key, since, None)
+    }
+
+    /// The same, but for one change.
+    pub(crate) fn may_have_changed_beside(
+        &self,
+        key: u64,
+        since: Instant,
+        known: Option<PutNumber>,
+    ) -> bool {
         let changes = self.keys.get(&key).into_iter();
-        let mut changes = changes.flat_map(|of_key| of_key.changes.values());
-        changes.any(|change| match change.outcome {
+        let changes = changes.flat_map(|of_key| &of_key.changes);
+        let mut others = changes.filter(|(number, _)| known != Some(**number));
+        others.any(|(_, change)| match change.outcome {
             Outcome::Running => true,
             Outcome::Done(at) => at > since,
             Outcome::Unknown => self.may_be_late(change, since),

@@ -50,6 +50,7 @@ impl World {
             self.read_with_old_locations(&port);
         }
         self.reserve_nothing().await;
+        self.know_a_later_term().await;
         self.register_as(node).await;
     }
 
@@ -261,6 +262,35 @@ impl World {
             self.load
                 .violate("a put of no bytes is not refused as such".to_owned());
         }
+    }
+
+    /// Asks the leader for a location, as one who knows a later term. The network judges the answer: a master of an
+    /// earlier term gives none.
+    async fn know_a_later_term(&self) {
+        let Some((number, pool)) = self.leader() else {
+            return;
+        };
+        let Some(cluster) = *self.net.cluster.lock() else {
+            return;
+        };
+        let request = proto::LookupRequest {
+            caller: Some(proto::Caller {
+                cluster_id: cluster.to_bytes().to_vec().into(),
+                epoch: pool.epoch.0 + 1,
+                client_id: vec![0x5a; 16].into(),
+                host_id: vec![0x5a; 16].into(),
+                namespace: tenant_name(0),
+                ..proto::Caller::default()
+            }),
+            keys: pack([&name(INTRUDER as u64)]).into(),
+            no_lease: true,
+        };
+        let life = crate::life::Life::default();
+        let address = crate::net::master_address(number);
+        let request = request.encode_to_vec().into();
+        let net = Arc::clone(&self.net);
+        let call = net.call(Process::Client(INTRUDER), life, address, "Lookup", request);
+        let _refused = call.await;
     }
 
     /// Registers with what a node says in the open, and with an epoch that never was.

@@ -33,6 +33,7 @@ mod entropy;
 mod history;
 mod intruder;
 mod kept;
+mod leases;
 mod life;
 mod link;
 mod load;

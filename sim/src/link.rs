@@ -261,6 +261,7 @@ impl SimLink {
             length: op.length(),
             right: op.right,
         };
+        self.net.pulls(self.from, &op.extent, op.right.as_ref());
         let abort: Arc<dyn Abort> = self.connection.clone();
         let slice = self
             .host()

@@ -1,7 +1,7 @@
 //! The load: clients that put, get, replace and remove blocks with the production client.
 
 use crate::dice::Dice;
-use crate::history::{History, Outcome, bytes_of};
+use crate::history::{History, Outcome, PutNumber, bytes_of};
 use crate::life::Life;
 use crate::link;
 use crate::net::{Net, master_address};
@@ -17,6 +17,7 @@ use kvpool_client::{
     Timeouts, TransportChoice,
 };
 use kvpool_master::directory::StoredBlock;
+use kvpool_master::pool::Pool;
 use kvpool_proto as proto;
 use kvpool_transport::{Link, TransferError};
 use kvpool_types::key::KeyRef;
@@ -39,6 +40,8 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 const ASKING: Duration = Duration::from_secs(1);
 /// How long leases are held at most before they are renewed or given back, in microseconds.
 const HELD: u64 = 1_500_000;
+/// In so many of 1000 cases a holder of leases asks whether blocks are there, and not where.
+const PRESENCE: u64 = 350;
 /// How many calls of ambushes a client makes at once.
 const CALLS_AT_ONCE: usize = 4;
 /// How much later than its deadline a call may return.
@@ -166,6 +169,13 @@ pub(crate) async fn connect(
     }
 }
 
+/// A lease, and each block that it is on with the latest version that the block can have.
+struct Held<'k> {
+    lease: proto::Lease,
+    epoch: u64,
+    found: Vec<(&'k Key, u64)>,
+}
+
 /// A call of an ambush, and its key; `None` for any key.
 pub(crate) type Touch = (Option<u64>, Call);
 
@@ -239,9 +249,11 @@ impl Task {
             }
             Call::Upsert if !self.keeps_all => self.put(self.batch_from(key), true).await,
             Call::Remove if !self.keeps_all => self.remove(key).await,
-            Call::Exist => self.exist().await,
-            Call::Prefix => self.prefix().await,
-            Call::ChangeReplicas if self.plan.nodes > 1 => self.change_replicas().await,
+            Call::Exist => self.exist(self.range_from(key)).await,
+            Call::Prefix => self.prefix(self.range_from(key)).await,
+            Call::ChangeReplicas if self.plan.nodes > 1 => {
+                self.change_replicas(self.range_from(key)).await
+            }
             Call::Hold => {
                 let keys = self.to_hold(key);
                 replaces = !self.keeps_all && self.dice.chance(200);
@@ -341,10 +353,16 @@ impl Task {
             return self.remove_pinned(key).await;
         }
         let number = self.load.history.lock().begin(key, None, true);
+        let (begun, term) = (Instant::now(), self.term());
+        let force = self.dice.chance(500);
         let removed = self
             .client
-            .remove(Remove::Keys(vec![name(key)]), self.dice.chance(500))
+            .remove(Remove::Keys(vec![name(key)]), force)
             .await;
+        let takes = matches!(&removed, Ok(removed) if removed.removed > 0);
+        if let Some(term) = term.filter(|_| takes && !force) {
+            self.judge_removal(key, number, begun, term);
+        }
         let (ended, said) = match removed {
             // A leased block stays; then nothing says that it is gone.
             Ok(removed) if removed.removed > 0 || removed.codes == [Code::Missing] => {
@@ -356,6 +374,43 @@ impl Task {
         };
         self.load.history.lock().end(key, number, ended);
         format!("remove {number} of key {key}: {said}")
+    }
+
+    /// The pool that leads, if one does.
+    fn leader(&self) -> Option<Arc<Pool>> {
+        let masters = self.load.net.masters().into_iter();
+        let mut pools = masters.filter_map(|(_, seat)| seat.pool().ok());
+        pools.find(|pool| pool.leads())
+    }
+
+    /// The epoch of the leader.
+    fn term(&self) -> Option<u64> {
+        self.leader().map(|pool| pool.epoch.0)
+    }
+
+    /// A removal without force took a block, and began in this term. No reader had a lease of an earlier one: the
+    /// leader takes all blocks of earlier terms for leased. The key may have another block than the reader knows.
+    fn judge_removal(&self, key: u64, number: PutNumber, begun: Instant, term: u64) {
+        let Process::Client(client) = self.who else {
+            return;
+        };
+        let tenant = self.plan.tenant_of(client);
+        // A process may give its own leases back first.
+        let is_other = |other| other != client && other < self.plan.clients;
+        let is_of = |other| is_other(other) && self.plan.tenant_of(other) == tenant;
+        let leases = &self.load.net.promises.leases;
+        let Some(lease) = leases.before(term, &name(key), begun, is_of) else {
+            return;
+        };
+        let history = self.load.history.lock();
+        let is_same = !history.may_have_changed_beside(key, lease.asked, Some(number));
+        drop(history);
+        if is_same {
+            let what = lease.what;
+            self.load.violate(format!(
+                "{what}, and a removal without force took the block in epoch {term}"
+            ));
+        }
     }
 
     async fn get(&self, keys: Vec<u64>) -> String {
@@ -408,21 +463,20 @@ impl Task {
             })
         };
         let names: Vec<Key> = keys.iter().copied().map(name).collect();
-        let lookup = proto::LookupRequest {
-            caller: caller(0),
-            keys: pack(&names).into(),
-            no_lease: false,
+        let presence = self.dice.chance(PRESENCE);
+        let held = match presence {
+            true => self.hold_presence(&names, caller(0)).await,
+            false => self.hold_places(&names, caller(0)).await,
         };
-        let held = self.ask("Lookup", &lookup).await;
-        let held = held.and_then(|reply| proto::LookupReply::decode(reply).ok());
-        let Some((lease, reply)) = held.and_then(|reply| Some((reply.lease?, reply))) else {
+        let Some(Held {
+            lease,
+            epoch,
+            found,
+        }) = held
+        else {
             return format!("does not hold keys {keys:?}");
         };
-        let found = names.iter().zip(&reply.locations);
-        let found = found.filter(|(_, location)| !location.replicas.is_empty());
-        let (names, versions): (Vec<&Key>, Vec<u64>) = found
-            .map(|(name, location)| (name, location.version))
-            .unzip();
+        let (names, versions): (Vec<&Key>, Vec<u64>) = found.into_iter().unzip();
         let packed: Bytes = pack(names).into();
         let then = if at_once { 3 } else { self.dice.below(4) };
         if then < 2 {
@@ -431,18 +485,18 @@ impl Task {
         match then {
             0 => {
                 let renewal = proto::RenewRequest {
-                    caller: caller(reply.epoch),
+                    caller: caller(epoch),
                     keys: packed,
                     token: lease.token,
                     versions,
-                    ..proto::RenewRequest::default()
+                    presence,
                 };
                 self.ask("Renew", &renewal).await;
                 format!("holds keys {keys:?}, and renews the lease")
             }
             1 => {
                 let release = proto::ReleaseRequest {
-                    caller: caller(reply.epoch),
+                    caller: caller(epoch),
                     keys: packed,
                     token: lease.token,
                     versions,
@@ -453,6 +507,55 @@ impl Task {
             }
             _ => format!("holds keys {keys:?}"),
         }
+    }
+
+    /// A lease on the places of blocks.
+    async fn hold_places<'k>(
+        &self,
+        names: &'k [Key],
+        caller: Option<proto::Caller>,
+    ) -> Option<Held<'k>> {
+        let lookup = proto::LookupRequest {
+            caller,
+            keys: pack(names).into(),
+            no_lease: false,
+        };
+        let reply = self.ask("Lookup", &lookup).await?;
+        let reply = proto::LookupReply::decode(reply).ok()?;
+        let found = names.iter().zip(&reply.locations);
+        let found = found.filter(|(_, location)| !location.replicas.is_empty());
+        Some(Held {
+            lease: reply.lease?,
+            epoch: reply.epoch,
+            found: found.map(|(name, at)| (name, at.version)).collect(),
+        })
+    }
+
+    /// A lease on the presence of blocks, in memory or on disks.
+    async fn hold_presence<'k>(
+        &self,
+        names: &'k [Key],
+        caller: Option<proto::Caller>,
+    ) -> Option<Held<'k>> {
+        let exist = proto::ExistRequest {
+            caller,
+            keys: pack(names).into(),
+            no_lease: false,
+        };
+        let reply = self.ask("Exist", &exist).await?;
+        let reply = proto::ExistReply::decode(reply).ok()?;
+        let lease = reply.lease?;
+        let is_there = |at: usize| {
+            let byte = reply.present.get(at / 8);
+            byte.is_some_and(|byte| byte & 1 << (at % 8) != 0)
+        };
+        let found = names.iter().enumerate();
+        let found = found.filter(|(at, _)| is_there(*at));
+        Some(Held {
+            lease,
+            epoch: reply.epoch,
+            found: found.map(|(_, name)| (name, lease.newest)).collect(),
+        })
     }
 
     /// Some keys to hold: half the time of blocks that lie on disks alone.
@@ -472,9 +575,7 @@ impl Task {
         let Process::Client(number) = self.who else {
             return Vec::new();
         };
-        let masters = self.load.net.masters().into_iter();
-        let mut pools = masters.filter_map(|(_, seat)| seat.pool().ok());
-        let Some(pool) = pools.find(|pool| pool.leads()) else {
+        let Some(pool) = self.leader() else {
             return Vec::new();
         };
         let Ok(namespace) = pool.namespace(&tenant_name(self.plan.tenant_of(number))) else {
@@ -561,14 +662,13 @@ impl Task {
         (key..self.keys.end.min(key + count)).collect()
     }
 
-    fn some_range(&self) -> Range<u64> {
-        let first = self.some_key();
-        first..self.keys.end.min(first + 6)
+    /// This key and those behind it, six at most.
+    fn range_from(&self, key: u64) -> Range<u64> {
+        key..self.keys.end.min(key + 6)
     }
 
     /// Asks for a further replica of some blocks, or moves them to another node.
-    async fn change_replicas(&self) -> String {
-        let keys = self.some_range();
+    async fn change_replicas(&self, keys: Range<u64>) -> String {
         let node = || format!("n{}", self.dice.index(self.plan.nodes));
         let change = match self.dice.below(5) {
             0 | 1 => ReplicaChange::Copy,
@@ -600,8 +700,7 @@ impl Task {
         }
     }
 
-    async fn exist(&self) -> String {
-        let keys = self.some_range();
+    async fn exist(&self, keys: Range<u64>) -> String {
         let begun = Instant::now();
         let names: Vec<Key> = keys.clone().map(name).collect();
         match self.client.is_exist(&names).await {
@@ -628,8 +727,7 @@ impl Task {
         }
     }
 
-    async fn prefix(&self) -> String {
-        let keys = self.some_range();
+    async fn prefix(&self, keys: Range<u64>) -> String {
         let begun = Instant::now();
         let names: Vec<Key> = keys.clone().map(name).collect();
         match self.client.match_prefix(&names).await {

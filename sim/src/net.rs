@@ -76,6 +76,8 @@ pub(crate) struct Net {
     receives: Mutex<Vec<Receive>>,
     /// Whether readers must always find the right bytes, because nothing makes bytes wrong and no lease ends early.
     reads_are_right: bool,
+    /// Whether nodes send no bytes without a location that the leader signed.
+    has_signed_reads: bool,
     /// Where blocks became wrong on their way.
     pub(crate) damage: Damage,
     /// What masters promised to readers.
@@ -159,6 +161,7 @@ impl Net {
             receives: Mutex::default(),
             damage: Damage::default(),
             reads_are_right: plan.reads_are_right(),
+            has_signed_reads: plan.has_signed_reads,
             promises: Promises::default(),
             locations: Mutex::default(),
             reads: Mutex::default(),
@@ -315,6 +318,14 @@ impl Net {
         }
     }
 
+    /// A node asks another one for a block. The leader signed the location for it, as for every reader.
+    pub(crate) fn pulls(&self, from: Process, extent: &Extent, right: Option<&ReadRight>) {
+        if self.has_signed_reads && matches!(from, Process::Node(_)) && right.is_none() {
+            let wrong = format!("{from} pulls {extent}, and shows no signed location");
+            self.violations.lock().push(wrong);
+        }
+    }
+
     /// Signed locations that were shown to a node's life.
     pub(crate) fn locations_of(&self, node: Incarnation) -> Vec<Shown> {
         let locations = self.locations.lock();
@@ -461,7 +472,12 @@ impl Net {
                         self.violations.lock().push(wrong);
                     }
                 }
-                "Renew" => promises.renewed(from, asked, &asks, reply),
+                "Renew" => {
+                    if let Some(wrong) = promises.renewed(from, asked, &asks, reply) {
+                        self.violations.lock().push(wrong);
+                    }
+                }
+                "Exist" => promises.present(from, asked, &asks, reply),
                 _ => {}
             }
         }

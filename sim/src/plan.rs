@@ -5,6 +5,7 @@ mod ambush;
 mod draw;
 mod losses;
 mod mix;
+mod theme;
 
 pub use ambush::{Ambush, Logged, Moment, Said, Trick};
 pub(crate) use losses::Loss;

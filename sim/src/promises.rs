@@ -3,6 +3,7 @@
 //! A reader would see a broken promise only if it read just then, and would take it for a stale location. So the
 //! network notes every location that it carries under a lease, and the checks compare them with the pool.
 
+use crate::leases::{Given, Leases};
 use crate::plan::Process;
 use crate::sight::Sight;
 use bytes::Bytes;
@@ -18,6 +19,9 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
 use tokio::time::Instant;
+
+/// A place of a version: its segment, and its first byte there.
+type Place = (u64, SegmentId, u64);
 
 /// One located replica.
 #[derive(Clone, Debug)]
@@ -36,6 +40,8 @@ struct Promise {
     has_left: bool,
     /// Whether the log was seen to have the block at this place.
     is_logged: bool,
+    /// When the block was seen to have left this place, on a segment that is there.
+    left_at: Option<Instant>,
 }
 
 /// See the module's documentation.
@@ -46,6 +52,8 @@ pub(crate) struct Promises {
     /// When the clock of a master jumped last. No lease counts that a reader asked for before.
     jumped: Mutex<Option<Instant>>,
     looked: Mutex<Option<Instant>>,
+    /// The leases of all terms.
+    pub(crate) leases: Leases,
 }
 
 /// A leased block that its leader has no more.
@@ -88,6 +96,7 @@ impl Promises {
     pub(crate) fn clock_jumps(&self) {
         *self.jumped.lock() = Some(Instant::now());
         self.all.lock().clear();
+        self.leases.clear();
     }
 
     fn counts(&self, asked: Instant) -> bool {
@@ -96,6 +105,7 @@ impl Promises {
 
     /// The promise that the pool breaks.
     pub(crate) fn broken_by(&self, sight: &Sight<'_>) -> Option<String> {
+        self.note_left(sight);
         self.broken_by_pool(&sight.survey.uses)
             .or_else(|| self.broken_by_free_room(sight.pool))
             .or_else(|| self.forgotten_by(sight.pool))
@@ -127,6 +137,16 @@ impl Promises {
             return None;
         }
         let until = end_of(lease, asked);
+        let given = Given {
+            reader,
+            token: lease.token,
+            epoch: reply.epoch,
+            asked,
+            until,
+        };
+        let found = unpack(&request.keys).flatten().zip(&reply.locations);
+        let found = found.filter(|(_, location)| !location.replicas.is_empty());
+        self.leases.begin(given, found.map(|(key, _)| key.to_key()));
         let mut promises = self.all.lock();
         promises.retain(|promise| promise.until > Instant::now());
         let before = promises.len();
@@ -151,6 +171,7 @@ impl Promises {
                     until,
                     has_left: false,
                     is_logged: false,
+                    left_at: None,
                 });
             }
         }
@@ -160,39 +181,94 @@ impl Promises {
         None
     }
 
-    /// Whether a reader has got a location just now.
-    pub(crate) fn is_fresh(&self) -> bool {
-        const FRESH: Duration = Duration::from_millis(20);
-        self.last.lock().is_some_and(|last| last.elapsed() < FRESH)
-    }
-
-    /// A reader that asked at `asked` has renewed leases.
-    pub(crate) fn renewed(&self, reader: Process, asked: Instant, request: &Bytes, reply: &Bytes) {
+    /// A reader that asked at `asked` was told which keys are present.
+    pub(crate) fn present(&self, reader: Process, asked: Instant, request: &Bytes, reply: &Bytes) {
         let (Ok(request), Ok(reply)) = (
-            proto::RenewRequest::decode(request.clone()),
-            proto::RenewReply::decode(reply.clone()),
+            proto::ExistRequest::decode(request.clone()),
+            proto::ExistReply::decode(reply.clone()),
         ) else {
             return;
         };
         let Some(lease) = reply.lease.filter(|lease| lease.ttl_ms > 0) else {
             return;
         };
-        if request.presence || !self.counts(asked) {
+        if !self.counts(asked) {
             return;
         }
+        let given = Given {
+            reader,
+            token: lease.token,
+            epoch: reply.epoch,
+            asked,
+            until: end_of(lease, asked),
+        };
+        let is_there = |at: usize| {
+            let byte = reply.present.get(at / 8);
+            byte.is_some_and(|byte| byte & 1 << (at % 8) != 0)
+        };
+        let keys = unpack(&request.keys).flatten().enumerate();
+        let keys = keys.filter(|(at, _)| is_there(*at));
+        self.leases.begin(given, keys.map(|(_, key)| key.to_key()));
+    }
+
+    /// Whether a reader has got a location just now.
+    pub(crate) fn is_fresh(&self) -> bool {
+        const FRESH: Duration = Duration::from_millis(20);
+        self.last.lock().is_some_and(|last| last.elapsed() < FRESH)
+    }
+
+    /// A reader that asked at `asked` has renewed leases. Returns what is wrong with that: of a block that had left a
+    /// place before, no lease on its places is renewed. The reader would go on to read there.
+    pub(crate) fn renewed(
+        &self,
+        reader: Process,
+        asked: Instant,
+        request: &Bytes,
+        reply: &Bytes,
+    ) -> Option<String> {
+        let (Ok(request), Ok(reply)) = (
+            proto::RenewRequest::decode(request.clone()),
+            proto::RenewReply::decode(reply.clone()),
+        ) else {
+            return None;
+        };
+        let lease = reply.lease.filter(|lease| lease.ttl_ms > 0)?;
+        if !self.counts(asked) {
+            return None;
+        }
+        let given = Given {
+            reader,
+            token: lease.token,
+            epoch: reply.epoch,
+            asked,
+            until: end_of(lease, asked),
+        };
+        let ok = u32::from(Code::Ok.to_wire());
+        let mut wrong = None;
         let mut promises = self.all.lock();
-        for (key, code) in unpack(&request.keys).flatten().zip(reply.codes) {
+        let codes = unpack(&request.keys).flatten().zip(reply.codes);
+        for (at, (key, _)) in codes.enumerate().filter(|(_, (_, code))| *code == ok) {
             let key = key.to_key();
+            self.leases.renew(request.token, given, &key);
+            if request.presence {
+                continue;
+            }
             let is_kept = |promise: &&mut Promise| {
                 promise.reader == reader && promise.token == request.token && promise.key == key
             };
-            if code == u32::from(Code::Ok.to_wire()) {
-                for promise in promises.iter_mut().filter(is_kept) {
-                    promise.token = lease.token;
-                    promise.until = end_of(lease, asked);
+            let version = request.versions.get(at).copied();
+            for promise in promises.iter_mut().filter(is_kept) {
+                let has_left = promise.left_at.is_some_and(|left| left < asked);
+                if has_left && version == Some(promise.version) {
+                    wrong = Some(format!(
+                        "{promise} and renews, but the block has left there"
+                    ));
                 }
+                promise.token = lease.token;
+                promise.until = given.until;
             }
         }
+        wrong
     }
 
     /// A reader gives leases back.
@@ -205,6 +281,10 @@ impl Promises {
             .map(|key| key.to_key())
             .collect();
         let token = |at: usize| request.tokens.get(at).copied().unwrap_or(request.token);
+        self.leases.end(|of, key, its| {
+            let mut keys = keys.iter().enumerate();
+            of == reader && keys.any(|(at, one)| one == key && token(at) == its)
+        });
         let is_released = |promise: &Promise| {
             let mut keys = keys.iter().enumerate();
             promise.reader == reader
@@ -216,6 +296,7 @@ impl Promises {
     /// A reader has died.
     pub(crate) fn forget(&self, reader: Process) {
         self.all.lock().retain(|promise| promise.reader != reader);
+        self.leases.end(|of, _, _| of == reader);
     }
 
     /// The promise that a write to these bytes of a node breaks.
@@ -247,7 +328,8 @@ impl Promises {
         })
     }
 
-    /// The log has everything that this leader has. A block that was loaded from a medium may have been located
+    /// The log has everything that this leader did, so it has each place that this leader gave to readers, also those
+    /// that blocks have left since. A block that was loaded from a medium in an earlier term may have been located
     /// before: until it is logged, its node alone remembers the place.
     pub(crate) fn are_logged(&self, sight: &Sight<'_>) {
         let mut promises = self.all.lock();
@@ -258,8 +340,9 @@ impl Promises {
         if new.peek().is_none() {
             return;
         }
+        let epoch = sight.pool.epoch.0;
         let blocks = sight.survey.blocks.iter();
-        let places: BTreeSet<(u64, SegmentId, u64)> = blocks
+        let places: BTreeSet<Place> = blocks
             .flat_map(|block| {
                 let replicas = block.replicas.iter();
                 replicas.map(|at| (block.version.0, at.segment, at.offset.0))
@@ -267,15 +350,42 @@ impl Promises {
             .collect();
         for promise in new {
             let place = (promise.version, promise.segment, promise.range.start);
-            promise.is_logged = places.contains(&place);
+            promise.is_logged = promise.epoch == epoch || places.contains(&place);
+        }
+    }
+
+    /// Notes which places leased blocks have left. Whatever leaves its leader with its segment is no such place.
+    fn note_left(&self, sight: &Sight<'_>) {
+        let epoch = sight.pool.epoch.0;
+        let mut promises = self.all.lock();
+        let is_there = |promise: &&mut Promise| promise.epoch == epoch && promise.left_at.is_none();
+        let mut there = promises.iter_mut().filter(is_there).peekable();
+        if there.peek().is_none() {
+            return;
+        }
+        let blocks = sight.survey.blocks.iter();
+        let places: BTreeSet<Place> = blocks
+            .flat_map(|block| {
+                let replicas = block.replicas.iter();
+                replicas.map(|at| (block.version.0, at.segment, at.offset.0))
+            })
+            .collect();
+        let segments = sight.pool.placement.segments();
+        for promise in there {
+            let place = (promise.version, promise.segment, promise.range.start);
+            if segments.get(promise.segment).is_some() && !places.contains(&place) {
+                promise.left_at = Some(Instant::now());
+            }
         }
     }
 
     /// The promise that a standby with these free ranges would break.
     pub(crate) fn broken_by_standby(&self, pool: &Pool, standby: &Standby) -> Option<String> {
+        // A reader may get a lease until its block leaves, just after the log has the removal.
+        const SLACK: Duration = Duration::from_millis(20);
         self.free_at(pool, |promise| {
-            let is_logged = promise.is_logged;
-            is_logged.then(|| standby.free_ranges(promise.segment))?
+            let counts = promise.is_logged && promise.until > Instant::now() + SLACK;
+            counts.then(|| standby.free_ranges(promise.segment))?
         })
     }
 

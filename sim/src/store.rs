@@ -5,6 +5,8 @@
 mod election;
 mod frozen;
 
+pub(crate) use frozen::Frozen;
+
 use crate::ambush::Ambushes;
 use crate::dice::{Dice, Stream};
 use crate::life::Life;
@@ -12,6 +14,7 @@ use crate::spans::Spans;
 use async_trait::async_trait;
 use bytes::Bytes;
 use kvpool_master::store::etcd::LeaseId;
+use kvpool_master::store::record::{self, Record};
 use kvpool_master::store::{
     Claim, Leader, LogSeq, LogSpan, MetadataStore, ShardIndex, Snapshot, SnapshotPositions,
     StoreError,
@@ -22,7 +25,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 /// How often what waits looks at the store again.
@@ -47,6 +50,7 @@ struct State {
     /// Snapshots whose files were written and not flushed, with what a crash brings back.
     unflushed: BTreeMap<ShardIndex, Option<Snapshot>>,
     appends: u64,
+    snapshots_written: u64,
 }
 
 /// What is durable, whoever asks.
@@ -63,6 +67,10 @@ pub(crate) struct Disk {
     unknown: Spans<usize>,
     full: Spans<()>,
     ambushes: Arc<Ambushes>,
+    /// Told when a group is in the log that ends a segment.
+    segment_ended: Notify,
+    /// The snapshots that a slow load reads first.
+    seen_late: Mutex<BTreeMap<ShardIndex, Snapshot>>,
 }
 
 impl State {
@@ -116,6 +124,8 @@ impl Disk {
             unknown: Spans::default(),
             full: Spans::default(),
             ambushes: Arc::clone(ambushes),
+            segment_ended: Notify::new(),
+            seen_late: Mutex::default(),
         })
     }
 
@@ -217,6 +227,12 @@ impl Drop for SpaceWait {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
+}
+
+/// Whether a group says that a segment is gone.
+fn ends_segment(group: &[u8]) -> bool {
+    let is_end = |one: &Record| matches!(one, Record::SegmentGone(gone) if !gone.id.is_on_medium());
+    record::decode(group).is_ok_and(|group| group.records.iter().any(is_end))
 }
 
 fn no_answer(reason: &str) -> StoreError {
@@ -413,8 +429,16 @@ impl MetadataStore for Store {
             Err(StoreError::NoSpace) => self.wait_for_room(epoch).await?,
             has_room => has_room?,
         }
-        self.write(epoch, move |state| state.append(elects, epoch, seq, group))
-            .await
+        let disk = Arc::clone(&self.disk);
+        let ends_segment = ends_segment(&group);
+        self.write(epoch, move |state| {
+            let appended = state.append(elects, epoch, seq, group);
+            if ends_segment && appended.is_ok() {
+                disk.segment_ended.notify_one();
+            }
+            appended
+        })
+        .await
     }
 
     fn is_full(&self) -> bool {
@@ -462,6 +486,7 @@ impl MetadataStore for Store {
         self.write(epoch, move |state| {
             state.check(elects, epoch)?;
             state.is_in_log(seq)?;
+            state.snapshots_written += 1;
             let before = state.snapshots.insert(shard, Snapshot { seq, chunks });
             if !elects {
                 state.unflushed.entry(shard).or_insert(before);

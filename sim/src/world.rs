@@ -20,7 +20,7 @@ use crate::plan::{Plan, Process, tenant_name};
 use crate::replicas::Replicas;
 use crate::ssd::Ssd;
 use crate::store::Disk;
-use crate::successor::Successors;
+use crate::successor::{self, Successors};
 use crate::tenants::Tenants;
 use crate::trace::Trace;
 use kvpool_master::clock::{BootInstant, Clock};
@@ -318,6 +318,7 @@ impl World {
         spawn_local(Arc::clone(self).set_up_tenants());
         let checker = spawn_local(Arc::clone(self).check_always());
         spawn_local(Arc::clone(self).spring_ambushes());
+        spawn_local(Arc::clone(self).load_midway());
         let begun = Instant::now();
         for (at, fault) in &self.plan.faults {
             sleep_until(begun + Duration::from_millis(*at)).await;
@@ -358,6 +359,17 @@ impl World {
         loop {
             sleep(CHECK).await;
             if let Err(wrong) = checks::of_the_pool(&self) {
+                self.load.violate(wrong);
+                return;
+            }
+        }
+    }
+
+    /// Loads a standby each time when the log has the end of a segment.
+    async fn load_midway(self: Arc<Self>) {
+        loop {
+            self.disk.a_segment_ends().await;
+            if let Err(wrong) = successor::loads_midway(&self) {
                 self.load.violate(wrong);
                 return;
             }

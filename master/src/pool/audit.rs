@@ -97,9 +97,18 @@ impl Pool {
 
     /// The remaining lease time of each block in memory, by the block's version.
     pub fn lease_terms(&self) -> BTreeMap<Version, Duration> {
+        self.lease_terms_in(&self.directory)
+    }
+
+    /// The same for each copy on a medium.
+    pub fn lease_terms_of_copies(&self) -> BTreeMap<Version, Duration> {
+        self.lease_terms_in(self.tier.directory())
+    }
+
+    fn lease_terms_in(&self, directory: &Directory) -> BTreeMap<Version, Duration> {
         let now = self.now();
         let mut terms = BTreeMap::new();
-        let all = self.directory.scan(&[], usize::MAX, |block| {
+        let all = directory.scan(&[], usize::MAX, |block| {
             let left = block.lease_until().0.saturating_sub(now.0);
             terms.insert(block.version(), Duration::from_millis(left));
         });

@@ -101,6 +101,7 @@ impl Plan {
         plan.draw_mix();
         plan.draw_bursts();
         plan.draw_ambushes();
+        plan.draw_theme();
         plan.draw_absence();
         plan.draw_media_quotas();
         plan.draw_late_settings();

@@ -7,6 +7,7 @@ use kvpool_master::store::{
     LogSeq, LogSpan, MetadataStore, ShardIndex, Snapshot, SnapshotPositions, StoreError,
 };
 use kvpool_types::{ClusterId, Epoch};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
 /// See the module's documentation.
@@ -15,6 +16,8 @@ pub(crate) struct Frozen {
     span: LogSpan,
     log: BTreeMap<LogSeq, Bytes>,
     snapshots: BTreeMap<ShardIndex, Snapshot>,
+    /// What the first read of each snapshot finds in place of these.
+    earlier: Mutex<BTreeMap<ShardIndex, Snapshot>>,
 }
 
 impl State {
@@ -41,6 +44,22 @@ impl Disk {
         (applied >= state.cut).then(|| groups.collect())
     }
 
+    /// The position of the log's last group, if no later term than `term` has begun.
+    pub(crate) fn end_of(&self, term: Epoch) -> Option<LogSeq> {
+        let state = self.state.lock();
+        (state.epoch == term).then_some(state.last)
+    }
+
+    /// How many snapshots were written.
+    pub(crate) fn snapshots_written(&self) -> u64 {
+        self.state.lock().snapshots_written
+    }
+
+    /// Returns once a group is in the log that ends a segment.
+    pub(crate) async fn a_segment_ends(&self) {
+        self.segment_ended.notified().await;
+    }
+
     /// What is durable now. With `reverts`, each snapshot that was not flushed is the one before.
     pub(crate) fn frozen(&self, reverts: bool) -> Frozen {
         let state = self.state.lock();
@@ -55,7 +74,18 @@ impl Disk {
             span: state.span(),
             log: state.log.clone(),
             snapshots,
+            earlier: Mutex::default(),
         }
+    }
+
+    /// The same for a standby whose load takes long beside a busy leader. It reads the snapshots of the last such call
+    /// first. Once it looks at the log, some of them are too old, and it reads them again.
+    pub(crate) fn frozen_late(&self) -> Frozen {
+        let frozen = self.frozen(false);
+        let now = frozen.snapshots.clone();
+        let earlier = std::mem::replace(&mut *self.seen_late.lock(), now);
+        *frozen.earlier.lock() = earlier;
+        frozen
     }
 }
 
@@ -97,7 +127,8 @@ impl MetadataStore for Frozen {
     }
 
     async fn read_snapshot(&self, shard: ShardIndex) -> Result<Option<Snapshot>, StoreError> {
-        Ok(self.snapshots.get(&shard).cloned())
+        let earlier = self.earlier.lock().remove(&shard);
+        Ok(earlier.or_else(|| self.snapshots.get(&shard).cloned()))
     }
 
     async fn snapshots(&self) -> Result<Vec<ShardIndex>, StoreError> {

@@ -14,6 +14,7 @@ const SIZE: &str = "no history is that large or that long";
 const LOGS: &str = "nobody reads what processes log";
 const CANCELLED: &str = "no operator of the simulation begins or cancels a drain";
 const ONE_THREAD: &str = "in one thread nobody looks while it happens";
+const TWICE: &str = "another mechanism keeps the rule too, unless two threads meet";
 
 /// By the beginning of the mechanism's file.
 const BY_FILE: &[(&str, &str)] = &[
@@ -148,6 +149,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "only a lookup that waits asks for room below its quota",
             "no room is made for a block that no quota takes",
             "a run of neighbours is judged as a whole",
+            "a run of neighbours takes blocks above a soft quota first",
             "who ends loads does not wait for their room",
             "a block that moves on a medium keeps its room",
             "the arena takes every block that a zone takes",
@@ -195,6 +197,19 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "stores are ordered when no block is between the directory and its line",
             "a block's own put keeps no copy from the log",
             "a copy that moves keeps its old place until it has the new one",
+            "a block that came back to a segment that is gone has left its place",
+        ],
+    ),
+    (
+        TWICE,
+        &[
+            // The lists of leased places in snapshots name the same places.
+            "a load keeps shut what the log says was left under leases",
+            "a standby shuts what left under leases and what its snapshot lacked",
+            // Each term has keys of its own, so no proof of another term is valid.
+            "a node refuses grants of another epoch",
+            // No write begins where the read goes on.
+            "a read ends with its term",
         ],
     ),
     (

@@ -1,0 +1,197 @@
+//! The leases that readers hold, whichever leader gave them: of the places that a lookup gave, and of presence.
+//!
+//! - A leader that was seen to know a lease knows it until its end, at the block in memory or at its copy. It may
+//!   forget the leases on blocks in memory that leave with their nodes, and those on keys that change.
+//! - A leader knows no leases of earlier terms. So it takes each block of an earlier term for leased until they are
+//!   over. A removal without force takes no such block, in memory or on a disk.
+
+use crate::load::number_of;
+use crate::plan::{Plan, Process, TENANT_KEYS};
+use crate::sight::Sight;
+use kvpool_types::{Key, SegmentId, Version};
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// A lease on a key.
+#[derive(Clone, Debug)]
+struct Held {
+    reader: Process,
+    key: Key,
+    token: u64,
+    epoch: u64,
+    asked: Instant,
+    /// When the reader had the answer.
+    given: Instant,
+    until: Instant,
+    /// The block for which the leader was seen to know it.
+    known: Option<Known>,
+}
+
+/// See [`Held`].
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    version: Version,
+    /// Whether memory had the block then.
+    in_memory: bool,
+}
+
+/// A lease as an answer gives it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Given {
+    pub(crate) reader: Process,
+    pub(crate) token: u64,
+    pub(crate) epoch: u64,
+    pub(crate) asked: Instant,
+    pub(crate) until: Instant,
+}
+
+/// A lease that somebody did not heed.
+#[derive(Clone, Debug)]
+pub(crate) struct Broken {
+    /// The number of its key.
+    pub(crate) key: u64,
+    /// When the reader asked for it.
+    pub(crate) asked: Instant,
+    pub(crate) what: String,
+}
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Leases {
+    all: Mutex<Vec<Held>>,
+    /// The segments at the last look.
+    segments: Mutex<BTreeSet<SegmentId>>,
+}
+
+impl Leases {
+    /// A reader has got a lease on these keys.
+    pub(crate) fn begin(&self, given: Given, keys: impl IntoIterator<Item = Key>) {
+        let now = Instant::now();
+        let mut all = self.all.lock();
+        all.retain(|held| held.until > now);
+        all.extend(keys.into_iter().map(|key| Held {
+            reader: given.reader,
+            key,
+            token: given.token,
+            epoch: given.epoch,
+            asked: given.asked,
+            given: now,
+            until: given.until,
+            known: None,
+        }));
+    }
+
+    /// A reader's lease on a key goes on under another token.
+    pub(crate) fn renew(&self, before: u64, given: Given, key: &Key) {
+        let mut all = self.all.lock();
+        let is_it = |held: &&mut Held| {
+            held.reader == given.reader && held.token == before && held.key == *key
+        };
+        for held in all.iter_mut().filter(is_it) {
+            held.token = given.token;
+            held.until = given.until;
+        }
+    }
+
+    /// Forgets those that are given back.
+    pub(crate) fn end(&self, is_over: impl Fn(Process, &Key, u64) -> bool) {
+        let mut all = self.all.lock();
+        all.retain(|held| !is_over(held.reader, &held.key, held.token));
+    }
+
+    /// Forgets all.
+    pub(crate) fn clear(&self) {
+        self.all.lock().clear();
+    }
+
+    /// The leases that the leader knew at the last look, and does not know any more.
+    pub(crate) fn forgotten_by(&self, sight: &Sight<'_>, plan: &Plan) -> Vec<Broken> {
+        const SLACK: Duration = Duration::from_millis(2);
+        let pool = sight.pool;
+        let segments = pool.placement.segments();
+        let now: BTreeSet<SegmentId> = segments.iter().map(|segment| segment.id).collect();
+        drop(segments);
+        let before = std::mem::replace(&mut *self.segments.lock(), now.clone());
+        // A block may have come back from a disk and left with its node, both since the last look.
+        let has_lost = !before.is_subset(&now);
+        let now = Instant::now();
+        let mut broken = Vec::new();
+        let mut all = self.all.lock();
+        let is_open = |held: &&mut Held| held.until > now && held.epoch == pool.epoch.0;
+        let mut open = all.iter_mut().filter(is_open).peekable();
+        if open.peek().is_none() {
+            return broken;
+        }
+        let (terms, of_copies) = (pool.lease_terms(), pool.lease_terms_of_copies());
+        for held in open {
+            let Process::Client(client) = held.reader else {
+                continue;
+            };
+            // The clients of the checks use several namespaces.
+            let Some(number) = number_of(&held.key).filter(|_| client < plan.clients) else {
+                continue;
+            };
+            let key = plan.tenant_of(client) as u64 * TENANT_KEYS + number;
+            let block = sight.block(key).map(|block| block.version);
+            let copy = sight.copy(key).map(|copy| copy.version);
+            let Some(version) = block.or(copy) else {
+                held.known = None;
+                continue;
+            };
+            let left = held.until.saturating_duration_since(now);
+            let ends = [terms.get(&version), of_copies.get(&version)];
+            let is_known = ends.into_iter().flatten().any(|end| *end + SLACK >= left);
+            let was_known = held.known.filter(|known| {
+                let stays = !known.in_memory || block.is_some();
+                known.version == version && stays && !has_lost
+            });
+            if was_known.is_some() && !is_known {
+                let (reader, epoch) = (held.reader, held.epoch);
+                broken.push(Broken {
+                    key,
+                    asked: held.asked,
+                    what: format!(
+                        "{reader} has a lease of epoch {epoch} on version {version} of {} for {} ms more, and its \
+                         leader knows of none that lasts so long",
+                        held.key,
+                        left.as_millis()
+                    ),
+                });
+            }
+            held.known = is_known.then_some(Known {
+                version,
+                in_memory: block.is_some(),
+            });
+        }
+        broken
+    }
+
+    /// A lease of a term before `epoch`, which its reader had at `begun` and still has.
+    pub(crate) fn before(
+        &self,
+        epoch: u64,
+        key: &Key,
+        begun: Instant,
+        is_of: impl Fn(usize) -> bool,
+    ) -> Option<Broken> {
+        const SLACK: Duration = Duration::from_millis(5);
+        let now = Instant::now();
+        let all = self.all.lock();
+        let held = all.iter().find(|held| {
+            let is_reader = matches!(held.reader, Process::Client(client) if is_of(client));
+            let lasts = held.given < begun && held.until > now + SLACK;
+            is_reader && lasts && held.epoch < epoch && held.key == *key
+        })?;
+        let left = held.until.saturating_duration_since(now).as_millis();
+        Some(Broken {
+            key: number_of(key)?,
+            asked: held.asked,
+            what: format!(
+                "{} has a lease of epoch {} on {key} for {left} ms more",
+                held.reader, held.epoch
+            ),
+        })
+    }
+}
