@@ -3,6 +3,7 @@
 use crate::ambush::Ambushes;
 use crate::dice::{Dice, Stream};
 use crate::life::Life;
+use crate::media::{DiskRead, Media};
 use crate::pins::Damage;
 use crate::plan::{Noise, Plan, Process};
 use crate::promises::Promises;
@@ -78,6 +79,8 @@ pub(crate) struct Net {
     reads_are_right: bool,
     /// Where blocks became wrong on their way.
     pub(crate) damage: Damage,
+    /// The reads of disks that masters ordered, and the disks that may return wrong bytes.
+    pub(crate) media: Media,
     /// What masters promised to readers.
     pub(crate) promises: Promises,
     pub(crate) violations: Mutex<Vec<String>>,
@@ -158,6 +161,7 @@ impl Net {
             messages: AtomicU64::new(0),
             receives: Mutex::default(),
             damage: Damage::default(),
+            media: Media::default(),
             reads_are_right: plan.reads_are_right(),
             promises: Promises::default(),
             locations: Mutex::default(),
@@ -514,6 +518,12 @@ impl Net {
                 if let (Process::Node(node), Some(Body::Register(seen))) = (from, &message.body) {
                     self.registrations.lock().insert(node, seen.clone());
                 }
+                if let (Process::Node(node), Process::Master(master)) = (from, to)
+                    && let Some(read) = self.media.wrong_read(master, node, &message)
+                    && let Some(wrong) = self.judge_read(master, read)
+                {
+                    self.violations.lock().push(wrong);
+                }
                 sleep(self.ambushes.hears(&message)).await;
                 if !self.carry(from, to).await || inbox.send(Ok(message)).await.is_err() {
                     return;
@@ -521,6 +531,12 @@ impl Net {
             }
         };
         let _dead = one.run(other.run(pump)).await;
+    }
+
+    /// What is wrong with a read of a disk, as the master of the session sees it.
+    fn judge_read(&self, master: usize, read: DiskRead) -> Option<String> {
+        let port = self.masters.lock().get(&master).cloned()?;
+        read.judge(&*port.seat.pool().ok()?)
     }
 
     async fn pump_down(
@@ -534,6 +550,9 @@ impl Net {
         let pump = async {
             while let Some(message) = messages.recv().await {
                 if let Ok(message) = &message {
+                    if let (Process::Master(master), Process::Node(node)) = (from, to) {
+                        self.media.orders(master, node, message);
+                    }
                     sleep(self.ambushes.orders(message)).await;
                 }
                 if !self.carry(from, to).await || inbox.send(message).await.is_err() {

@@ -5,10 +5,12 @@ mod ambush;
 mod draw;
 mod losses;
 mod mix;
+mod narrow;
 
 pub use ambush::{Ambush, Logged, Moment, Said, Trick};
 pub(crate) use losses::Loss;
 pub use mix::{Call, Mix};
+pub(crate) use narrow::NARROW;
 
 use kvpool_types::NamespaceSettings;
 use std::fmt;
@@ -193,6 +195,8 @@ pub struct Noise {
     pub twice: u64,
     /// A message takes up to some seconds, so later ones go before it.
     pub slow: u64,
+    /// A request of a disk takes long, and others overtake it.
+    pub slow_disk: u64,
     /// A byte of a block is wrong after a reader got it.
     pub flipped: u64,
     /// A byte of a block is wrong on its way to a node. Readers notice it, so the block is lost.
@@ -425,14 +429,15 @@ impl fmt::Display for Plan {
             lost,
             twice,
             slow,
+            slow_disk,
             flipped,
             flipped_writes,
         } = self.noise;
         writeln!(
             f,
-            "  of 1000 messages {lost} are lost, {twice} come twice, {slow} are slow; of 1000 blocks \
-             {flipped} have a wrong byte when they are read, and {flipped_writes} when they are written; \
-             clocks drift by {:?} ppm",
+            "  of 1000 messages {lost} are lost, {twice} come twice, {slow} are slow; of 1000 requests of \
+             disks {slow_disk} are slow; of 1000 blocks {flipped} have a wrong byte when they are read, and \
+             {flipped_writes} when they are written; clocks drift by {:?} ppm",
             self.drift
         )?;
         for (at, fault) in &self.faults {

@@ -71,6 +71,7 @@ fn candidates(plan: &Plan) -> Vec<Plan> {
     add(&|plan| plan.noise.lost = 0);
     add(&|plan| plan.noise.twice = 0);
     add(&|plan| plan.noise.slow = 0);
+    add(&|plan| plan.noise.slow_disk = 0);
     add(&|plan| plan.noise.flipped = 0);
     add(&|plan| plan.noise.flipped_writes = 0);
     add(&|plan| plan.disk_bytes = 0);

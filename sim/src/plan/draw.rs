@@ -60,6 +60,7 @@ impl Plan {
                 lost: noise(15),
                 twice: noise(15),
                 slow: noise(25),
+                slow_disk: 0,
                 flipped: noise(15),
                 flipped_writes: 0,
             },
@@ -104,6 +105,7 @@ impl Plan {
         plan.draw_absence();
         plan.draw_media_quotas();
         plan.draw_late_settings();
+        plan.draw_narrow_disks();
         plan.draw_pins();
         plan.draw_budget();
         plan.draw_quiet_drains();
