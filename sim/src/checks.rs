@@ -5,6 +5,7 @@ use crate::budget;
 use crate::chains::{self, Orphan};
 use crate::copies::{Lost, is_right};
 use crate::dice::{Dice, Stream};
+use crate::drains;
 use crate::history::bytes_of;
 use crate::intruder::NO_EPOCH;
 use crate::life::Life;
@@ -29,7 +30,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 /// Disks with fewer bytes for blocks are written more than once.
-const RING: u64 = 48 << 20;
+pub(crate) const RING: u64 = 48 << 20;
 /// Once faults and load end, every call ends within this time.
 const CALLS_END: Duration = Duration::from_secs(8);
 /// Once nothing runs, the pool is at rest within this time: grants and leases end, all extents are fenced, and
@@ -97,6 +98,8 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
             world.replicas.lock().look(sight)?;
         }
         kept_stay(world, sight)?;
+        drains::labels_are_true(world, sight)
+            .map_err(|wrong| format!("at m{number} in epoch {}: {wrong}", pool.epoch))?;
         successor::has_all(world, *number, sight)
             .map_err(|wrong| format!("at m{number} in epoch {}: {wrong}", pool.epoch))?;
         // A wrong byte hides its replica for a while.
@@ -242,7 +245,7 @@ pub(crate) fn takes_from(world: &World, drained: Incarnation) -> Option<Taker> {
     })
 }
 
-fn is_on(pool: &Pool, replica: &Replica, node: Incarnation) -> bool {
+pub(crate) fn is_on(pool: &Pool, replica: &Replica, node: Incarnation) -> bool {
     let segments = pool.placement.segments();
     let segment = segments.get(replica.segment);
     segment.is_some_and(|segment| segment.node.incarnation == node)
@@ -343,11 +346,22 @@ fn unrest(world: &World) -> Result<Arc<Pool>, String> {
         let incarnation = port.node.incarnation();
         let members = pool.members.all();
         let known = members.iter().find(|one| one.incarnation == incarnation);
-        if known.is_none_or(|known| !known.is_readable()) {
-            return Err(format!("n{node} is not readable at m{number}"));
+        if known.is_none_or(|known| !known.is_readable() || known.drains()) {
+            return Err(format!("n{node} is not in service at m{number}"));
+        }
+        let mut ssd = world.ssds.get(node).into_iter();
+        if ssd.any(|ssd| ssd.is_sound()) && !has_ready_medium(pool, node) {
+            return Err(format!("m{number} does not use the disk of n{node}"));
         }
     }
     Ok(Arc::clone(pool))
+}
+
+/// Whether the leader reads a medium of the node, and writes it.
+fn has_ready_medium(pool: &Pool, node: usize) -> bool {
+    let name = format!("n{node}");
+    let mut media = pool.media().into_iter();
+    media.any(|medium| medium.record.node.0 == name && medium.state == "ready")
 }
 
 /// The leader's pool, once it has been at rest for `settled`.
@@ -423,7 +437,7 @@ fn may_lose(world: &World) -> bool {
     }
     let has = |is_it: &dyn Fn(&Fault) -> bool| world.plan.all_faults().any(is_it);
     // A disk that goes wrong takes nothing from memory, but for what a drained node wrote there.
-    let drains = has(&|fault| matches!(fault, Fault::Drain(..)));
+    let drains = has(&|fault| matches!(fault, Fault::Drain(..) | Fault::OutOfService(..)));
     let loses =
         has(&|fault| fault.loss().is_some() && (drains || !matches!(fault, Fault::Disk(..))));
     loses || world.plan.drops_nodes()

@@ -303,7 +303,10 @@ impl Task {
             blocks.push(block);
         }
         let options = PutOptions {
-            replicas: u32::try_from(self.dice.between(1, 2)).unwrap_or(1),
+            replicas: match self.plan.two_replicas || self.dice.chance(500) {
+                true => 2,
+                false => 1,
+            },
             upsert: replaces,
             hard_pin,
             ..PutOptions::default()

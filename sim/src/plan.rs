@@ -5,6 +5,7 @@ mod ambush;
 mod draw;
 mod losses;
 mod mix;
+mod moves;
 mod narrow;
 
 pub use ambush::{Ambush, Logged, Moment, Said, Trick};
@@ -53,6 +54,9 @@ pub enum Fault {
     /// The node is drained, as at SIGTERM: its blocks move to others for at most four seconds, or 20 where nothing
     /// else takes blocks. Then it leaves, and starts again after so many milliseconds.
     Drain(usize, u64),
+    /// An operator takes the node out of service, with force or without. The node stops once it is drained, or after
+    /// four seconds, and starts again after so many milliseconds.
+    OutOfService(usize, bool, u64),
     /// The master steps down as at SIGTERM, ends, and starts again after so many milliseconds.
     Retire(usize, u64),
     /// The leader dies just after a reader has got a lease, and starts again after so many milliseconds.
@@ -127,6 +131,13 @@ impl fmt::Display for Fault {
                 write!(
                     f,
                     "n{who} is drained and leaves, starts again after {ms} ms"
+                )
+            }
+            Self::OutOfService(who, force, ms) => {
+                let how = if *force { " by force" } else { "" };
+                write!(
+                    f,
+                    "n{who} is taken out of service{how}, starts again after {ms} ms"
                 )
             }
             Self::Retire(who, ms) => {
@@ -263,6 +274,8 @@ pub struct Plan {
     pub longest_block: u64,
     /// The length of every block, if all have one.
     pub one_length: Option<u64>,
+    /// Whether every put asks for two replicas; otherwise every other one does.
+    pub two_replicas: bool,
     /// How long faults and load go on, in milliseconds.
     pub length_ms: u64,
     /// The lease TTL in milliseconds.
@@ -414,6 +427,9 @@ impl fmt::Display for Plan {
         if self.settings_late_ms > 0 {
             let ms = self.settings_late_ms;
             writeln!(f, "  the first settings come after {ms} ms")?;
+        }
+        if self.two_replicas {
+            writeln!(f, "  each put asks for two replicas")?;
         }
         if self.removed_at_once > 0 {
             let share = self.removed_at_once;

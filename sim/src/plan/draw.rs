@@ -45,6 +45,7 @@ impl Plan {
             keys,
             longest_block,
             one_length: None,
+            two_replicas: false,
             length_ms: dice.between(4_000, 14_000),
             lease_ms: dice.between(300, 3_000),
             drop_ms: LATE_DROP,
@@ -102,12 +103,14 @@ impl Plan {
         plan.draw_mix();
         plan.draw_bursts();
         plan.draw_ambushes();
+        plan.draw_moves();
         plan.draw_absence();
         plan.draw_media_quotas();
         plan.draw_late_settings();
         plan.draw_narrow_disks();
         plan.draw_pins();
         plan.draw_budget();
+        plan.draw_operator();
         plan.draw_quiet_drains();
         plan.faults.sort_by_key(|(at, _)| *at);
         plan
