@@ -184,7 +184,16 @@ impl Plan {
                 6 => Fault::Disk(node, DiskFault::IsGone, ms),
                 _ => Fault::Disk(node, DiskFault::Rots, ms),
             };
-            self.faults.push((dice.between(200, self.length_ms), fault));
+            let at = dice.between(200, self.length_ms);
+            if let Fault::Cloned(from, ..) = fault
+                && dice.chance(600)
+            {
+                // The copy comes while its original is away.
+                let away = 2 * ms + 2_000;
+                self.faults
+                    .push((at + ms / 2, Fault::Crash(Process::Node(from), away)));
+            }
+            self.faults.push((at, fault));
         }
     }
 
@@ -239,10 +248,10 @@ impl Plan {
     /// power fails just then.
     fn draw_relapses(&mut self) {
         let dice = Dice::new(self.seed, Stream::Relapses);
-        if !self.has_disks() || self.keeps_all || !dice.chance(250) {
+        if !self.has_disks() || self.keeps_all || !dice.chance(350) {
             return;
         }
-        for _ in 0..dice.between(1, 2) {
+        for _ in 0..dice.between(1, 3) {
             let node = dice.index(self.nodes);
             let mut at = dice.between(200, self.length_ms);
             let fails = Fault::Disk(node, DiskFault::Fails, dice.between(500, 4_000));
@@ -250,7 +259,12 @@ impl Plan {
             for _ in 0..dice.between(1, 5) {
                 at += dice.between(20, 900);
                 let down = dice.between(30, 200);
-                self.faults.push((at, Fault::PowerCut(node, down)));
+                // The first format of a blank disk fails too.
+                let fault = match dice.chance(350) {
+                    true => Fault::NewDisk(node, down),
+                    false => Fault::PowerCut(node, down),
+                };
+                self.faults.push((at, fault));
             }
         }
     }
