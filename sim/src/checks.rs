@@ -365,7 +365,7 @@ fn has_ready_medium(pool: &Pool, node: usize) -> bool {
 }
 
 /// The leader's pool, once it has been at rest for `settled`.
-async fn at_rest(world: &World, settled: Duration) -> Result<Arc<Pool>, String> {
+pub(crate) async fn at_rest(world: &World, settled: Duration) -> Result<Arc<Pool>, String> {
     let begun = Instant::now();
     let mut at_rest: Option<Instant> = None;
     loop {
@@ -424,6 +424,7 @@ pub(crate) async fn come_to_rest(world: &Arc<World>) -> Result<(), String> {
     has_room(world, &client).await?;
     rest::soft_quotas_count(world).await?;
     intruders_find_nothing(world).await;
+    world.a_node_leaves().await?;
     // First one that follows the log, then one that reads all of it.
     the_next_leader_knows_all(world, false).await?;
     the_next_leader_knows_all(world, true).await?;

@@ -1,5 +1,6 @@
 //! One history: the processes of a plan, its faults, and the checks.
 
+mod departure;
 mod faults;
 
 use crate::chains::Chains;

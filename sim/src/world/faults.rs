@@ -223,7 +223,7 @@ impl World {
     }
 
     /// A life of a node says goodbye and ends. What it takes along has its caller counted.
-    async fn leave(self: Arc<Self>, port: NodePort, number: usize, down: Duration) {
+    pub(super) async fn leave(self: Arc<Self>, port: NodePort, number: usize, down: Duration) {
         port.node.leave();
         sleep(GOODBYE).await;
         if !port.life.is_over() {
@@ -351,7 +351,7 @@ impl World {
     }
 
     /// A node is gone with blocks that may be nowhere else.
-    fn node_is_lost(&self) {
+    pub(super) fn node_is_lost(&self) {
         self.losses.fetch_add(1, Ordering::AcqRel);
         self.blocks_leave();
     }
