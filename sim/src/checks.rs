@@ -98,6 +98,7 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
             world.replicas.lock().look(sight)?;
         }
         kept_stay(world, sight)?;
+        drained_stay(world, sight)?;
         drains::labels_are_true(world, sight)
             .map_err(|wrong| format!("at m{number} in epoch {}: {wrong}", pool.epoch))?;
         successor::has_all(world, *number, sight)
@@ -179,6 +180,20 @@ fn kept_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
     }
     for tenant in (0..plan.tenants.len()).filter(|tenant| plan.keeps_all_of(*tenant)) {
         world.kept.lock().look(sight, plan, tenant)?;
+    }
+    Ok(())
+}
+
+/// A drain takes no block out of the pool.
+fn drained_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
+    let left = world.stays.lock().look(sight, world);
+    let history = world.load.history.lock();
+    for (key, version, since) in left {
+        if !history.may_have_changed(key, since) {
+            return Err(format!(
+                "the block of key {key}, version {version}, has left the memory of a node that drains, and has no copy"
+            ));
+        }
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Nodes that leave in order: because they stop, or because an operator takes them out of service.
 
 use crate::checks::{RING, is_on, leading};
+use crate::copies::is_right;
 use crate::dice::{Dice, Stream};
 use crate::plan::{Ambush, DiskFault, Fault, LATE_DROP, Loss, Plan, Process, Trick};
 use crate::sight::Sight;
@@ -9,7 +10,8 @@ use kvpool_master::membership::NodeState;
 use kvpool_master::pool::Pool;
 use kvpool_master::replica::Replica;
 use kvpool_types::{Incarnation, SegmentId, Version};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use tokio::time::Instant;
 
 impl Plan {
     /// From a stream of its own: faults that excuse a loss give way to drains, of several nodes at once. Every
@@ -71,6 +73,9 @@ impl Plan {
         if !dice.chance(200) {
             return;
         }
+        if self.disk_bytes >= RING && dice.chance(600) {
+            return self.draw_lone_drain(&dice);
+        }
         if dice.chance(500) {
             // Each node has a replica of most blocks, and no third one takes any.
             self.nodes = 2;
@@ -84,19 +89,101 @@ impl Plan {
                 .push((at, Fault::OutOfService(node, force, down)));
             let other = (node + 1) % self.nodes;
             let later = at + dice.between(5, [60, 2_500][dice.index(2)]);
-            let next = match dice.below(5) {
+            let next = match dice.below(4) {
                 0 => Fault::Stop(Process::Node(other), dice.between(900, 2_500)),
                 1 => Fault::Drain(other, down),
-                2 | 3 => Fault::OutOfService(other, true, down),
-                _ => Fault::Disk(node, DiskFault::IsGone, 0),
+                _ => Fault::OutOfService(other, true, down),
             };
-            if other != node || matches!(next, Fault::Disk(..)) && self.has_disks() {
+            if other != node {
                 self.faults.push((later, next));
             }
             at = later + dice.between(3_000, 6_000);
         }
         self.length_ms = self.length_ms.max(at);
     }
+
+    /// The only node is taken out of service, and copies its blocks to its disk. Blocks that lie there alone are read
+    /// meanwhile. In the end the disk is gone.
+    fn draw_lone_drain(&mut self, dice: &Dice) {
+        let stays = |fault: &Fault| fault.loss().is_none_or(|(_, loss)| loss < Loss::Writes);
+        self.faults.retain(|(_, fault)| stays(fault));
+        let is_calm = |ambush: &Ambush| match &ambush.trick {
+            Trick::Fault(fault) => stays(fault),
+            _ => true,
+        };
+        self.ambushes.retain(is_calm);
+        self.noise.flipped_writes = 0;
+        self.nodes = 1;
+        let at = dice.between(2_000, 5_000);
+        let down = dice.between(30, 1_500);
+        self.faults.push((at, Fault::OutOfService(0, true, down)));
+        if dice.chance(500) {
+            // A move without a target is given up after five seconds. The disk takes the blocks then.
+            let gone = at + dice.between(5_500, 8_500);
+            self.faults
+                .push((gone, Fault::Disk(0, DiskFault::IsGone, 0)));
+        }
+        self.length_ms = self.length_ms.max(at + 9_000);
+    }
+}
+
+/// The blocks in the memory of a node that drains, at the last look.
+#[derive(Debug, Default)]
+pub(crate) struct Stays {
+    drains: Option<(u64, Incarnation)>,
+    seen: BTreeMap<u64, Version>,
+    at: Option<Instant>,
+}
+
+impl Stays {
+    /// Looks at the only node of a pool whose disk has room and goes right. While it drains, memory is made free there
+    /// only for loads, by blocks whose copies stay. So a block that was in its memory is there, or on its disk. Returns
+    /// the others, with the time at which they were seen last.
+    pub(crate) fn look(
+        &mut self,
+        sight: &Sight<'_>,
+        world: &World,
+    ) -> Vec<(u64, Version, Instant)> {
+        let plan = &world.plan;
+        let members = sight.pool.members.all();
+        let mut draining = members
+            .iter()
+            .filter(|one| one.drains() && one.is_connected());
+        let drains = match plan.nodes == 1 && !world.has_just_lost() {
+            true => draining
+                .next()
+                .map(|one| (sight.pool.epoch.0, one.incarnation)),
+            false => None,
+        };
+        let is_same = drains.is_some() && drains == self.drains;
+        self.drains = drains;
+        let now = sight
+            .blocks()
+            .map(|(key, block)| (key, block.version))
+            .collect();
+        let before = std::mem::replace(&mut self.seen, now);
+        let since = self.at.replace(Instant::now());
+        let Some(since) = since.filter(|_| is_same && blocks_last(plan)) else {
+            return Vec::new();
+        };
+        let has_left = |(key, version): &(u64, Version)| {
+            let forms = [sight.block(*key), sight.copy(*key)];
+            let mut forms = forms.into_iter().flatten();
+            !forms.any(|form| form.version == *version)
+        };
+        let left = before.into_iter().filter(has_left);
+        left.map(|(key, version)| (key, version, since)).collect()
+    }
+}
+
+/// Whether nothing but a change of its key takes a block from memory and from the disk at once.
+fn blocks_last(plan: &Plan) -> bool {
+    let is_order = |fault: &Fault| matches!(fault, Fault::Quota(..) | Fault::Delete(..));
+    plan.disk_bytes >= RING
+        && plan.noise.flipped_writes == 0
+        && is_right(plan, 0)
+        && plan.tenants.iter().all(|one| one.settings.is_empty())
+        && !plan.all_faults().any(is_order)
 }
 
 /// Whether an operator's order without force must be refused: the node serves, no other node takes blocks, and a block

@@ -24,6 +24,8 @@ use tokio::time::{Instant, sleep};
 const DRAINING: Duration = Duration::from_secs(4);
 /// The same where nothing else takes blocks: slow messages are no reason to leave with some.
 const QUIET_DRAINING: Duration = Duration::from_secs(20);
+/// How long an operator waits for a drain. A move without a target is given up after five seconds.
+const OUT_OF_SERVICE: Duration = Duration::from_secs(7);
 /// How long a drained node goes on.
 const STANDS_DRAINED: Duration = Duration::from_millis(1_500);
 /// How long a lease is waited for, and how often it is looked for.
@@ -270,7 +272,7 @@ impl World {
             }
         }
         let goes_on = || !port.life.is_over() && !self.has_healed.load(Ordering::Acquire);
-        let until = Instant::now() + DRAINING;
+        let until = Instant::now() + OUT_OF_SERVICE;
         while Instant::now() < until && goes_on() && !drains::is_called_drained(&self, node) {
             sleep(CHECK).await;
         }
