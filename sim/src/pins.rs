@@ -4,7 +4,7 @@
 use crate::copies::is_right;
 use crate::dice::{Dice, Stream};
 use crate::load::{Task, name, parent_of};
-use crate::plan::{Fault, Loss, NARROW, Plan, Tenant};
+use crate::plan::{DiskFault, Fault, Loss, NARROW, Plan, Tenant};
 use crate::sight::Sight;
 use crate::world::World;
 use kvpool_client::Remove;
@@ -70,7 +70,10 @@ impl Plan {
         let dice = Dice::new(self.seed, Stream::Pins);
         let takes_memory = |fault: &Fault| matches!(fault, Fault::LittleMemory(..));
         let is_scarce = self.all_faults().any(takes_memory);
-        if self.keeps_all || is_scarce || !dice.chance(600) {
+        // A copy that cannot be read is dropped, and may be the only place of its block.
+        let fails = |fault: &Fault| matches!(fault, Fault::Disk(_, DiskFault::Fails, _));
+        let has_failing = self.disk_bytes == NARROW && self.all_faults().any(fails);
+        if self.keeps_all || is_scarce || has_failing || !dice.chance(600) {
             return;
         }
         let mut most = self.segment_bytes / 2 / self.longest_block;

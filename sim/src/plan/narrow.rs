@@ -27,7 +27,11 @@ impl Plan {
         };
         self.ambushes.retain(is_calm);
         self.noise.flipped_writes = 0;
-        self.noise.slow_disk = [0, 30, 90][dice.index(3)];
+        self.noise.slow_disk = [20, 60, 150][dice.index(3)];
+        if dice.chance(300) {
+            // Sessions break while records are on their way to the log.
+            self.noise.lost = self.noise.lost.max(30);
+        }
         self.drop_ms = LATE_DROP;
         self.ssd_drop_ms = None;
         self.writes_per_day = None;
@@ -55,16 +59,29 @@ impl Plan {
             self.faults
                 .push((dice.between(1_500, self.length_ms), fault));
         }
-        // Copies are written while their records, or removals of their keys, are on their way to the log.
-        if dice.chance(500) {
-            let logged = [Logged::Removal, Logged::Copy, Logged::Block][dice.index(3)];
+        // Copies are written, moved and read while their records, or removals of their keys, are on their way to the log.
+        let fails = dice.chance(300);
+        if fails || dice.chance(500) {
+            let logged = match fails {
+                true => Logged::Copy,
+                false => [Logged::Removal, Logged::Copy, Logged::Block][dice.index(3)],
+            };
             self.ambushes.push(Ambush {
                 at: Moment::Logs(logged),
-                share: 200,
-                times: 8,
+                share: 250,
+                times: 16,
                 after: 0,
-                trick: Trick::Late(dice.between(40, 400)),
+                trick: Trick::Late(dice.between(40, [400, 1_200][dice.index(2)])),
             });
+        }
+        if fails {
+            // A copy that moves is read at its old place, where single ranges cannot be read.
+            for _ in 0..dice.between(2, 4) {
+                let node = dice.index(self.nodes);
+                let fault = Fault::Disk(node, DiskFault::Fails, dice.between(500, 3_000));
+                self.faults
+                    .push((dice.between(1_500, self.length_ms), fault));
+            }
         }
     }
 }

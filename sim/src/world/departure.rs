@@ -6,9 +6,10 @@ use crate::copies::is_right;
 use crate::dice::{Dice, Stream};
 use crate::life::Life;
 use crate::load::{Task, connect};
+use crate::net::NodePort;
 use crate::plan::{DiskFault, Process, Tenant, tenant_name};
 use kvpool_master::pool::Pool;
-use kvpool_types::{Incarnation, Setting, Version};
+use kvpool_types::{Incarnation, NodeName, Setting, Version};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,6 +23,10 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const FULL: Duration = Duration::from_millis(2_500);
 /// How long a session is cut. The node is suspect by then.
 const CUT: Duration = Duration::from_millis(900);
+/// The same for an order that the node cannot hear.
+const CUT_FOR_LONG: Duration = Duration::from_secs(8);
+/// How long a node takes for its next session, and to hear what its master says there.
+const HEARD: Duration = Duration::from_secs(4);
 /// How long the disk answers nothing, and how long before the drain that begins. A medium is slow after 1.5 s.
 const STALL: Duration = Duration::from_secs(5);
 const STALLED_BEFORE: Duration = Duration::from_millis(2_200);
@@ -36,6 +41,8 @@ enum Hindrance {
     StoreIsFull,
     /// The node's session breaks.
     SessionBreaks,
+    /// An operator takes the node out of service while it has no session.
+    OrderIsLate,
     /// The node's disk answers nothing for a while.
     DiskStalls,
     /// The node's disk takes no writes.
@@ -47,11 +54,12 @@ impl Hindrance {
         let all = [
             Self::StoreIsFull,
             Self::SessionBreaks,
+            Self::OrderIsLate,
             Self::Nothing,
             Self::DiskStalls,
             Self::DiskIsFull,
         ];
-        all[dice.index(if has_disks { all.len() } else { 3 })]
+        all[dice.index(if has_disks { all.len() } else { 4 })]
     }
 }
 
@@ -85,6 +93,9 @@ impl World {
             self.left_early.store(true, Ordering::Release);
         }
         let first_reader = self.hinder(number, hindrance).await;
+        if hindrance == Hindrance::OrderIsLate {
+            self.order_without_a_session(number, &port).await?;
+        }
         port.node.drain();
         let ssd = self.ssds.get(number);
         ssd.into_iter().for_each(|ssd| ssd.ledger.drain());
@@ -166,6 +177,8 @@ impl World {
             && !plan.tenants.iter().any(has_quota);
         match hindrance {
             Hindrance::DiskIsFull => stores && moves,
+            // Nothing is copied to the disk of a node that an operator takes out of service before it stops.
+            Hindrance::OrderIsLate => false,
             // A slow medium, or a node without a session, has its blocks moved first. Others may be evicted for them.
             _ => stores && (plan.nodes == 1 || moves),
         }
@@ -179,13 +192,10 @@ impl World {
     ) -> Option<JoinHandle<()>> {
         let node = Process::Node(number);
         match hindrance {
-            Hindrance::Nothing => {}
+            Hindrance::Nothing | Hindrance::OrderIsLate => {}
             Hindrance::StoreIsFull => self.disk.fill(FULL),
             Hindrance::SessionBreaks => {
-                for master in (0..self.plan.masters()).map(Process::Master) {
-                    self.net.cut(node, master, CUT);
-                    self.net.cut(master, node, CUT);
-                }
+                self.cut_off(node, CUT);
             }
             Hindrance::DiskStalls => {
                 if let Some(ssd) = self.ssds.get(number) {
@@ -203,6 +213,51 @@ impl World {
             }
         }
         None
+    }
+
+    /// No message passes between a node and the masters.
+    fn cut_off(&self, node: Process, wait: Duration) {
+        for master in (0..self.plan.masters()).map(Process::Master) {
+            self.net.cut(node, master, wait);
+            self.net.cut(master, node, wait);
+        }
+    }
+
+    /// An operator takes the node out of service while it has no session. It hears of that in its next one: it must say
+    /// so to a later leader.
+    async fn order_without_a_session(&self, number: usize, port: &NodePort) -> Result<(), String> {
+        let node = port.node.incarnation();
+        let has_session = || {
+            let leading = checks::leading(self);
+            let mut members = leading.iter().flat_map(|(_, pool)| pool.members.all());
+            members.any(|one| one.incarnation == node && one.is_connected())
+        };
+        if self.plan.drops_nodes() {
+            return Ok(());
+        }
+        self.cut_off(Process::Node(number), CUT_FOR_LONG);
+        let healed = Instant::now() + CUT_FOR_LONG;
+        // A connection is resent over for a while.
+        while has_session() && Instant::now() < healed {
+            sleep(CHECK).await;
+        }
+        let Some((_, pool)) = checks::leading(self).into_iter().next() else {
+            return Ok(());
+        };
+        let name = NodeName(format!("n{number}"));
+        if Instant::now() + HEARD >= healed || pool.drain_node(&name, true).await.is_err() {
+            return Ok(());
+        }
+        let until = healed + HEARD;
+        while !port.node.drains() {
+            if Instant::now() >= until {
+                return Err(format!(
+                    "n{number} was taken out of service without a session, and does not know it after the next began"
+                ));
+            }
+            sleep(CHECK).await;
+        }
+        Ok(())
     }
 
     /// Reads all blocks of all namespaces.
