@@ -73,10 +73,12 @@ impl Plan {
         if !dice.chance(200) {
             return;
         }
-        if self.disk_bytes >= RING && dice.chance(600) {
+        // Shares and quotas were drawn for the pool as it is.
+        let has_settings = self.tenants.iter().any(|one| !one.settings.is_empty());
+        if self.disk_bytes >= RING && !has_settings && dice.chance(600) {
             return self.draw_lone_drain(&dice);
         }
-        if dice.chance(500) {
+        if !has_settings && dice.chance(600) {
             // Each node has a replica of most blocks, and no third one takes any.
             self.nodes = 2;
             self.two_replicas = true;
