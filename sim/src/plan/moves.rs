@@ -8,7 +8,9 @@ impl Plan {
     /// leave just then.
     pub(super) fn draw_moves(&mut self) {
         let dice = Dice::new(self.seed, Stream::Moves);
-        if self.keeps_all || !dice.chance(200) {
+        // Shares were drawn for as many replicas as there are nodes.
+        let has_settings = self.tenants.iter().any(|one| !one.settings.is_empty());
+        if self.keeps_all || has_settings && self.nodes < 2 || !dice.chance(200) {
             return;
         }
         self.nodes = self.nodes.max(2);
