@@ -27,8 +27,9 @@ const CUT: Duration = Duration::from_millis(900);
 const CUT_FOR_LONG: Duration = Duration::from_secs(8);
 /// How long a node takes for its next session, and to hear what its master says there.
 const HEARD: Duration = Duration::from_secs(4);
-/// How long the disk answers nothing, and how long before the drain that begins. A medium is slow after 1.5 s.
-const STALL: Duration = Duration::from_secs(5);
+/// How long the disk answers nothing, and how long before the drain that begins. A medium is slow after 1.5 s. It is slow
+/// still when the moves of a node without others are given up.
+const STALL: Duration = Duration::from_secs(9);
 const STALLED_BEFORE: Duration = Duration::from_millis(2_200);
 /// The keys of a namespace that are read meanwhile.
 const READ: u64 = 32;
@@ -68,7 +69,8 @@ impl World {
     pub(crate) async fn a_node_leaves(self: &Arc<Self>) -> Result<(), String> {
         let plan = &self.plan;
         let dice = Dice::new(plan.seed, Stream::Departure);
-        if plan.nodes < 2 && !plan.has_disks() || !dice.chance(450) {
+        let share = if plan.disk_bytes >= RING { 700 } else { 400 };
+        if plan.nodes < 2 && !plan.has_disks() || !dice.chance(share) {
             return Ok(());
         }
         let pool = checks::at_rest(self, Duration::ZERO).await?;
