@@ -537,7 +537,11 @@ impl Task {
                 "miss".to_owned()
             }
             Some(Err(error)) => {
-                self.load.failures.fetch_add(1, Ordering::Relaxed);
+                // At rest a node stops under gets.
+                let is_load = !self.load.is_over.load(Ordering::Acquire);
+                self.load
+                    .failures
+                    .fetch_add(u64::from(is_load), Ordering::Relaxed);
                 format!("failed: {error}")
             }
             None => "no outcome".to_owned(),

@@ -92,6 +92,7 @@ fn without_faults_no_call_fails() {
         let plan = Plan {
             noise: Noise::default(),
             faults: Vec::new(),
+            ambushes: Vec::new(),
             keeps_all: true,
             tenants: vec![Tenant::default()],
             segment_bytes: 8 << 20,

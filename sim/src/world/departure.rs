@@ -125,7 +125,7 @@ impl World {
         self.ssds.iter().for_each(|ssd| ssd.heal());
         self.node_is_lost();
         Arc::clone(self).leave(port, number, Duration::ZERO).await;
-        // A reader waits for a dead node no longer than its calls may take.
+        // What a late reader has loaded would be new to the next leader.
         for reader in first_reader.into_iter().chain([reader]) {
             let _ended = reader.await;
         }
