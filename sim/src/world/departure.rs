@@ -166,7 +166,10 @@ impl World {
         let others = segments
             .iter()
             .filter(|one| one.node.incarnation != node && one.node.is_placeable());
-        let rooms = others.map(|one| one.limit().saturating_sub(one.used()));
+        let rooms = others.map(|one| {
+            let in_one_piece = one.extents().largest_free().0;
+            in_one_piece.min(one.limit().saturating_sub(one.used()))
+        });
         let moves = rooms.max().is_some_and(|room| room >= needed);
         if !plan.has_disks() {
             return moves;
