@@ -3,11 +3,15 @@
 //! A copy is recorded once its bytes are on the disk. Nothing writes there while the master knows the copy at this
 //! place. So a disk to which nothing happened returns the right bytes for it.
 
+use kvpool_master::directory::StoredBlock;
 use kvpool_master::pool::Pool;
 use kvpool_proto::{self as proto, master_message, node_message};
-use kvpool_types::{Code, Offset, SegmentId, Version};
+use kvpool_types::medium::{self, DATA_START};
+use kvpool_types::{Code, Length, Offset, SegmentId, Version};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
 
 /// An order to read a copy from a disk.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +20,9 @@ pub(crate) struct DiskRead {
     version: Version,
     segment: SegmentId,
     offset: Offset,
+    length: Length,
+    /// Whether the master had no copy at this place when it sent the order.
+    is_late: bool,
 }
 
 /// See the module's documentation.
@@ -33,10 +40,39 @@ impl Media {
         self.damaged.lock().insert(node);
     }
 
-    /// A master orders something of a node.
-    pub(crate) fn orders(&self, master: usize, node: usize, message: &proto::MasterMessage) {
+    /// Whether these bytes of a node's device are read for a copy that has left them. A load that waited for room reads
+    /// the place that it knew, where another block may be written by now.
+    pub(crate) fn is_late(&self, node: usize, range: &Range<u64>) -> bool {
+        let reads = self.reads.lock();
+        let mut late = reads
+            .values()
+            .filter(|read| read.node == node && read.is_late);
+        late.any(|read| {
+            let start = DATA_START + read.offset.0;
+            let taken = medium::footprint(read.length).unwrap_or(read.length);
+            start <= range.start && range.end <= start + taken.0
+        })
+    }
+
+    /// A master orders something of a node. `pool` is the master's.
+    pub(crate) fn orders(
+        &self,
+        master: usize,
+        node: usize,
+        message: &proto::MasterMessage,
+        pool: impl FnOnce() -> Option<Arc<Pool>>,
+    ) {
         let Some(master_message::Body::Transfers(orders)) = &message.body else {
             return;
+        };
+        let mut ranges = orders
+            .transfers
+            .iter()
+            .filter_map(|order| order.from.as_ref());
+        let reads_disk = ranges.any(|from| SegmentId(from.segment).is_on_medium());
+        let copies = match reads_disk {
+            true => pool().map_or_else(Vec::new, |pool| pool.stored_copies()),
+            false => Vec::new(),
         };
         let mut reads = self.reads.lock();
         for order in &orders.transfers {
@@ -45,12 +81,15 @@ impl Media {
             let Some(from) = &order.from else { continue };
             let segment = SegmentId(from.segment);
             if segment.is_on_medium() {
-                let read = DiskRead {
+                let mut read = DiskRead {
                     node,
                     version: Version(order.version),
                     segment,
                     offset: Offset(from.offset),
+                    length: Length(from.length),
+                    is_late: false,
                 };
+                read.is_late = !read.is_of(&copies);
                 reads.insert((master, node, order.ticket), read);
             }
         }
@@ -82,20 +121,25 @@ impl Media {
 }
 
 impl DiskRead {
-    /// What is wrong, if the master still has the copy at this place. A copy that has left it may be written over: a
-    /// load that waited for room reads the place that it knew.
+    /// Whether one of these copies is read.
+    fn is_of(&self, copies: &[StoredBlock]) -> bool {
+        copies.iter().any(|copy| {
+            let mut places = copy.replicas.iter();
+            copy.version == self.version
+                && places.any(|at| at.segment == self.segment && at.offset == self.offset)
+        })
+    }
+
+    /// What is wrong, if the master still has the copy at this place. A copy that has left it may be written over.
     pub(crate) fn judge(self, pool: &Pool) -> Option<String> {
+        let is_there = self.is_of(&pool.stored_copies());
         let Self {
             node,
             version,
             segment,
             offset,
+            ..
         } = self;
-        let mut copies = pool.stored_copies().into_iter();
-        let is_there = copies.any(|copy| {
-            let mut places = copy.replicas.iter();
-            copy.version == version && places.any(|at| at.segment == segment && at.offset == offset)
-        });
         is_there.then(|| {
             format!(
                 "n{node} finds wrong bytes for the copy of version {version} at {offset} of {segment}, and nothing \

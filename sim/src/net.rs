@@ -13,6 +13,7 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use kvpool_client::simulation::Unanswered;
 use kvpool_master::leadership::Seat;
+use kvpool_master::pool::Pool;
 use kvpool_master::service::{NodeInbox, NodesService, PoolService};
 use kvpool_proto as proto;
 use kvpool_store_node::simulation::{Inbox, Node, Outgoing};
@@ -535,8 +536,13 @@ impl Net {
 
     /// What is wrong with a read of a disk, as the master of the session sees it.
     fn judge_read(&self, master: usize, read: DiskRead) -> Option<String> {
+        read.judge(&*self.pool_of(master)?)
+    }
+
+    /// The pool of a master that leads.
+    fn pool_of(&self, master: usize) -> Option<Arc<Pool>> {
         let port = self.masters.lock().get(&master).cloned()?;
-        read.judge(&*port.seat.pool().ok()?)
+        port.seat.pool().ok()
     }
 
     async fn pump_down(
@@ -551,7 +557,8 @@ impl Net {
             while let Some(message) = messages.recv().await {
                 if let Ok(message) = &message {
                     if let (Process::Master(master), Process::Node(node)) = (from, to) {
-                        self.media.orders(master, node, message);
+                        let pool = || self.pool_of(master);
+                        self.media.orders(master, node, message, pool);
                     }
                     sleep(self.ambushes.orders(message)).await;
                 }

@@ -103,7 +103,13 @@ impl Opened {
                 && range.start < other.range.end
                 && other.range.start < range.end
         };
-        if let Some(other) = in_flight.iter().find(meets) {
+        let media = &self.ssd.net.media;
+        let is_late =
+            |writes: bool, range: &Range<u64>| !writes && media.is_late(self.ssd.node, range);
+        let mut meeting = in_flight.iter().filter(meets);
+        if let Some(other) =
+            meeting.find(|other| !is_late(writes, &range) && !is_late(other.writes, &other.range))
+        {
             let verb = |writes| if writes { "written" } else { "read" };
             *self.ssd.collision.lock() = Some(format!(
                 "{range:?} of the disk of n{} is {} while {:?} is {}",
