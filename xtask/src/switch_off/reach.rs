@@ -13,6 +13,7 @@ const MISS: &str = "without it a block is missed, or evicted in vain: nothing be
 const SIZE: &str = "no history is that large or that long";
 const LOGS: &str = "nobody reads what processes log";
 const CANCELLED: &str = "no operator of the simulation cancels a drain";
+const REDUNDANT: &str = "another mechanism keeps the rule without it";
 const ONE_MEDIUM: &str = "no node of the simulation has two media";
 const ONE_THREAD: &str = "in one thread nobody looks while it happens";
 
@@ -113,7 +114,6 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a drain moves no block of the next incarnation",
             "a cancelled task tells why its blocks waited",
             "a move ends where its replica is once its node is back",
-            "no block moves to a node that leaves meanwhile",
             "a pinned copy that fits in no zone is loaded where the node with its block leaves",
             "no block is loaded while appends wait for space",
             "a put that is slower than its node's drain ends",
@@ -249,6 +249,15 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "the puts of a client that is gone end",
             "no lease lingers beyond a change by its own client",
             "the time to connect to a master bounds no lookup",
+        ],
+    ),
+    (
+        REDUNDANT,
+        &[
+            // The publication of a pull keeps the source of a move whose target leaves.
+            "no block moves to a node that leaves meanwhile",
+            // No zone is emptied before the moves of its copies are recorded.
+            "the record of a copy that leaves with its zone names its place",
         ],
     ),
     (
