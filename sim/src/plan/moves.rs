@@ -16,6 +16,7 @@ impl Plan {
         self.nodes = self.nodes.max(2);
         self.keys = self.keys.min(14);
         self.two_replicas = dice.chance(500);
+        self.noise.flipped_writes = 0;
         self.longest_pause = self.longest_pause.min(30_000);
         self.mix.raise(Call::Put, 6);
         self.mix.raise(Call::Upsert, 3);
@@ -33,6 +34,10 @@ impl Plan {
             1 => late(Moment::Logs(Logged::ReplicaAdded), 400, 600),
             _ => late(Moment::Says(Said::Pulled), 400, 600),
         }];
+        // A target leaves while the record of its replica is on its way.
+        if dice.chance(600) {
+            ambushes.push(late(Moment::Logs(Logged::ReplicaAdded), 400, 300));
+        }
         let node = dice.index(self.nodes);
         let down = dice.between(30, 1_000);
         let trick = match dice.below(5) {
