@@ -165,6 +165,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a pinned block waits for the write budget",
             "a pinned block is admitted while any budget is left",
             "a pinned block in memory gets another copy when its zone is emptied",
+            "the copy of a pinned block in memory moves with its zone",
             "a pinned block is stored when no other put of its key is open",
             "a pinned block whose store was not recorded is stored again",
             "a lease on a copy moves only to memory on a node that stays",
