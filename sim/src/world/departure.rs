@@ -26,7 +26,9 @@ const CUT: Duration = Duration::from_millis(900);
 /// The same for an order that the node cannot hear.
 const CUT_FOR_LONG: Duration = Duration::from_secs(8);
 /// How long a node takes for its next session, and to hear what its master says there.
-const HEARD: Duration = Duration::from_secs(4);
+const HEARD: Duration = Duration::from_secs(6);
+/// How long an order takes at most in a pool at rest.
+const ORDERED: Duration = Duration::from_secs(1);
 /// How long the disk answers nothing, and how long before the drain that begins. A medium is slow after 1.5 s. It is slow
 /// still when the moves of a node without others are given up.
 const STALL: Duration = Duration::from_secs(9);
@@ -250,7 +252,7 @@ impl World {
             return Ok(());
         };
         let name = NodeName(format!("n{number}"));
-        if Instant::now() + HEARD >= healed || pool.drain_node(&name, true).await.is_err() {
+        if Instant::now() + ORDERED >= healed || pool.drain_node(&name, true).await.is_err() {
             return Ok(());
         }
         let until = healed + HEARD;
