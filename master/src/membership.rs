@@ -365,7 +365,7 @@ impl StoreNode {
     }
 
     /// True from the node's own announcement of its shutdown until it is told that no block of it waits any more.
-    pub(crate) fn awaits_word(&self) -> bool {
+    pub fn awaits_word(&self) -> bool {
         self.awaits_word.load(Ordering::Acquire)
     }
 

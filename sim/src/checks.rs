@@ -5,6 +5,7 @@ use crate::budget;
 use crate::chains::{self, Orphan};
 use crate::copies::{Lost, is_right};
 use crate::dice::{Dice, Stream};
+use crate::drains;
 use crate::history::bytes_of;
 use crate::intruder::NO_EPOCH;
 use crate::leases::Broken;
@@ -30,7 +31,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 /// Disks with fewer bytes for blocks are written more than once.
-const RING: u64 = 48 << 20;
+pub(crate) const RING: u64 = 48 << 20;
 /// Once faults and load end, every call ends within this time.
 const CALLS_END: Duration = Duration::from_secs(8);
 /// Once nothing runs, the pool is at rest within this time: grants and leases end, all extents are fenced, and
@@ -100,6 +101,9 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
             world.replicas.lock().look(sight)?;
         }
         kept_stay(world, sight)?;
+        drained_stay(world, sight)?;
+        drains::labels_are_true(world, sight)
+            .map_err(|wrong| format!("at m{number} in epoch {}: {wrong}", pool.epoch))?;
         successor::has_all(world, *number, sight)
             .map_err(|wrong| format!("at m{number} in epoch {}: {wrong}", pool.epoch))?;
         // A wrong byte hides its replica for a while.
@@ -210,6 +214,20 @@ fn kept_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
     Ok(())
 }
 
+/// A drain takes no block out of the pool.
+fn drained_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
+    let left = world.stays.lock().look(sight, world);
+    let history = world.load.history.lock();
+    for (key, version, since) in left {
+        if !history.may_have_changed(key, since) {
+            return Err(format!(
+                "the block of key {key}, version {version}, has left the memory of a node that drains, and has no copy"
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// A copy leaves a disk that goes right, and has room, only when its key changes.
 fn copies_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
     let lost = world.copies.lock().look(sight, world);
@@ -272,7 +290,7 @@ pub(crate) fn takes_from(world: &World, drained: Incarnation) -> Option<Taker> {
     })
 }
 
-fn is_on(pool: &Pool, replica: &Replica, node: Incarnation) -> bool {
+pub(crate) fn is_on(pool: &Pool, replica: &Replica, node: Incarnation) -> bool {
     let segments = pool.placement.segments();
     let segment = segments.get(replica.segment);
     segment.is_some_and(|segment| segment.node.incarnation == node)
@@ -373,15 +391,26 @@ fn unrest(world: &World) -> Result<Arc<Pool>, String> {
         let incarnation = port.node.incarnation();
         let members = pool.members.all();
         let known = members.iter().find(|one| one.incarnation == incarnation);
-        if known.is_none_or(|known| !known.is_readable()) {
-            return Err(format!("n{node} is not readable at m{number}"));
+        if known.is_none_or(|known| !known.is_readable() || known.drains()) {
+            return Err(format!("n{node} is not in service at m{number}"));
+        }
+        let mut ssd = world.ssds.get(node).into_iter();
+        if ssd.any(|ssd| ssd.is_sound()) && !has_ready_medium(pool, node) {
+            return Err(format!("m{number} does not use the disk of n{node}"));
         }
     }
     Ok(Arc::clone(pool))
 }
 
+/// Whether the leader reads a medium of the node, and writes it.
+fn has_ready_medium(pool: &Pool, node: usize) -> bool {
+    let name = format!("n{node}");
+    let mut media = pool.media().into_iter();
+    media.any(|medium| medium.record.node.0 == name && medium.state == "ready")
+}
+
 /// The leader's pool, once it has been at rest for `settled`.
-async fn at_rest(world: &World, settled: Duration) -> Result<Arc<Pool>, String> {
+pub(crate) async fn at_rest(world: &World, settled: Duration) -> Result<Arc<Pool>, String> {
     let begun = Instant::now();
     let mut at_rest: Option<Instant> = None;
     loop {
@@ -440,6 +469,7 @@ pub(crate) async fn come_to_rest(world: &Arc<World>) -> Result<(), String> {
     has_room(world, &client).await?;
     rest::soft_quotas_count(world).await?;
     intruders_find_nothing(world).await;
+    world.a_node_leaves().await?;
     // First one that follows the log, then one that reads all of it.
     the_next_leader_knows_all(world, false).await?;
     the_next_leader_knows_all(world, true).await?;
@@ -453,7 +483,7 @@ fn may_lose(world: &World) -> bool {
     }
     let has = |is_it: &dyn Fn(&Fault) -> bool| world.plan.all_faults().any(is_it);
     // A disk that goes wrong takes nothing from memory, but for what a drained node wrote there.
-    let drains = has(&|fault| matches!(fault, Fault::Drain(..)));
+    let drains = has(&|fault| matches!(fault, Fault::Drain(..) | Fault::OutOfService(..)));
     let loses =
         has(&|fault| fault.loss().is_some() && (drains || !matches!(fault, Fault::Disk(..))));
     loses || world.plan.drops_nodes()

@@ -1,6 +1,6 @@
 //! A copy on a disk that goes right and has room stays until its key changes.
 
-use crate::plan::{Fault, Loss, Plan};
+use crate::plan::{Fault, Loss, Plan, Trick};
 use crate::sight::Sight;
 use crate::world::World;
 use kvpool_master::directory::StoredBlock;
@@ -37,6 +37,23 @@ pub(crate) fn is_right(plan: &Plan, node: usize) -> bool {
     losses.all(|(who, loss)| who != node || loss < Loss::Writes)
 }
 
+/// Whether a copy of another disk at this node, if there is one, is all that happens to the node's disk. An old image
+/// takes nothing from the node that has the original, and an equal one stays where it is.
+fn keeps_clone(plan: &Plan, node: usize) -> bool {
+    let clones = plan.all_faults();
+    let clones = clones.filter(|fault| matches!(fault, Fault::Cloned(_, to, _) if *to == node));
+    let waits = plan
+        .ambushes
+        .iter()
+        .any(|ambush| matches!(ambush.trick, Trick::Fault(Fault::Cloned(_, to, _)) if to == node));
+    let losses = plan.losses();
+    let losses = losses.filter(|(who, loss)| *who == node && *loss >= Loss::Writes);
+    match clones.count() {
+        0 => true,
+        count => count == 1 && !waits && losses.count() == 1,
+    }
+}
+
 /// Whether the blocks of a namespace stay but for changes of their keys.
 fn is_kept(plan: &Plan, tenant: usize) -> bool {
     let mut faults = plan.all_faults();
@@ -48,9 +65,8 @@ fn is_kept(plan: &Plan, tenant: usize) -> bool {
 impl Copies {
     /// A medium that goes right stays known, with its copies, whichever process starts again.
     pub(crate) fn media_stay(&mut self, pool: &Pool, plan: &Plan) -> Result<(), String> {
-        let mut faults = plan.all_faults();
-        // Of two equal disks either may be taken.
-        if plan.ssd_drop_ms.is_some() || faults.any(|fault| matches!(fault, Fault::Cloned(..))) {
+        // Of two equal disks either may be taken. The medium then belongs to the copy's node, and goes with it.
+        if plan.ssd_drop_ms.is_some() || !(0..plan.nodes).all(|node| keeps_clone(plan, node)) {
             return Ok(());
         }
         let right = (0..plan.nodes).filter(|node| is_right(plan, *node));

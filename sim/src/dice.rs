@@ -54,6 +54,14 @@ pub(crate) enum Stream {
     Outages,
     /// The lengths of blocks.
     Lengths,
+    /// Disks of two zones.
+    Narrow,
+    /// Blocks that move from node to node.
+    Moves,
+    /// An operator who takes nodes out of service.
+    Operator,
+    /// A node that leaves the pool at rest.
+    Departure,
     /// How often each call is made.
     Mix,
     /// Faults of one kind that come often.
@@ -101,7 +109,11 @@ impl Stream {
             Self::Watches => 26,
             Self::Ambushes => 27,
             Self::Moments => 28,
-            Self::Themes => 29,
+            Self::Narrow => 29,
+            Self::Moves => 30,
+            Self::Operator => 31,
+            Self::Departure => 32,
+            Self::Themes => 33,
             Self::Intruder(visit) => 100 + visit,
             Self::Task(life, task) => 1_000 + 100 * life + task,
         }

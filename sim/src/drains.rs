@@ -1,7 +1,17 @@
-//! Nodes that leave in order, in histories where nothing else loses a block.
+//! Nodes that leave in order: because they stop, or because an operator takes them out of service.
 
+use crate::checks::{RING, is_on, leading};
+use crate::copies::is_right;
 use crate::dice::{Dice, Stream};
-use crate::plan::{Ambush, Fault, LATE_DROP, Plan, Trick};
+use crate::plan::{Ambush, DiskFault, Fault, LATE_DROP, Loss, Plan, Process, Trick};
+use crate::sight::Sight;
+use crate::world::World;
+use kvpool_master::membership::NodeState;
+use kvpool_master::pool::Pool;
+use kvpool_master::replica::Replica;
+use kvpool_types::{Incarnation, SegmentId, Version};
+use std::collections::{BTreeMap, BTreeSet};
+use tokio::time::Instant;
 
 impl Plan {
     /// From a stream of its own: faults that excuse a loss give way to drains, of several nodes at once. Every
@@ -12,7 +22,8 @@ impl Plan {
             return;
         }
         // What excuses a lost block would hide what a drain lost. Drains of all nodes at once leave nobody who stays.
-        let stays = |fault: &Fault| fault.loss().is_none() && !matches!(fault, Fault::Drain(..));
+        let drains = |fault: &Fault| matches!(fault, Fault::Drain(..) | Fault::OutOfService(..));
+        let stays = |fault: &Fault| fault.loss().is_none() && !drains(fault);
         self.faults.retain(|(_, fault)| stays(fault));
         let is_calm = |ambush: &Ambush| match &ambush.trick {
             Trick::Fault(fault) => stays(fault),
@@ -39,6 +50,13 @@ impl Plan {
             let node = dice.index(self.nodes);
             let down = dice.between(30, 800);
             self.faults.push((at, Fault::Drain(node, down)));
+            // Commits wait for the log for longer than the drain waits for them. One of several masters would lose its
+            // term.
+            if self.electing == 0 && dice.chance(300) {
+                let begins = at - dice.below(200);
+                self.faults
+                    .push((begins, Fault::StoreStalls(0, dice.between(4_300, 6_000))));
+            }
             if dice.chance(600) {
                 let next = Fault::Drain((node + 1) % self.nodes, down);
                 let later = [3, 20, 200][dice.index(3)];
@@ -47,4 +65,225 @@ impl Plan {
         }
         self.length_ms = self.length_ms.max(at + 2_000);
     }
+
+    /// From a stream of its own: an operator takes nodes out of service, in half of the histories all of them. Other
+    /// nodes are silent or leave while one is called drained.
+    pub(crate) fn draw_operator(&mut self) {
+        let dice = Dice::new(self.seed, Stream::Operator);
+        if !dice.chance(200) {
+            return;
+        }
+        // Shares and quotas were drawn for the pool as it is.
+        let has_settings = self.tenants.iter().any(|one| !one.settings.is_empty());
+        if self.disk_bytes >= RING && !has_settings && dice.chance(600) {
+            return self.draw_lone_drain(&dice);
+        }
+        if !has_settings && dice.chance(600) {
+            // Each node has a replica of most blocks, and no third one takes any.
+            self.nodes = 2;
+            self.two_replicas = true;
+        }
+        let mut at = dice.between(500, 3_000);
+        for _ in 0..dice.between(1, 2) {
+            let node = dice.index(self.nodes);
+            let (force, down) = (dice.chance(400), dice.between(30, 1_500));
+            self.faults
+                .push((at, Fault::OutOfService(node, force, down)));
+            let other = (node + 1) % self.nodes;
+            let later = at + dice.between(5, [60, 2_500][dice.index(2)]);
+            let next = match dice.below(4) {
+                0 => Fault::Stop(Process::Node(other), dice.between(900, 2_500)),
+                1 => Fault::Drain(other, down),
+                _ => Fault::OutOfService(other, true, down),
+            };
+            if other != node {
+                self.faults.push((later, next));
+            }
+            at = later + dice.between(3_000, 6_000);
+        }
+        self.length_ms = self.length_ms.max(at);
+    }
+
+    /// The only node is taken out of service, and copies its blocks to its disk. Blocks that lie there alone are read
+    /// meanwhile. In the end the disk is gone.
+    fn draw_lone_drain(&mut self, dice: &Dice) {
+        let stays = |fault: &Fault| fault.loss().is_none_or(|(_, loss)| loss < Loss::Writes);
+        self.faults.retain(|(_, fault)| stays(fault));
+        let is_calm = |ambush: &Ambush| match &ambush.trick {
+            Trick::Fault(fault) => stays(fault),
+            _ => true,
+        };
+        self.ambushes.retain(is_calm);
+        self.noise.flipped_writes = 0;
+        self.nodes = 1;
+        let at = dice.between(2_000, 5_000);
+        let down = dice.between(30, 1_500);
+        self.faults.push((at, Fault::OutOfService(0, true, down)));
+        if dice.chance(500) {
+            // A move without a target is given up after five seconds. The disk takes the blocks then.
+            let gone = at + dice.between(5_500, 8_500);
+            self.faults
+                .push((gone, Fault::Disk(0, DiskFault::IsGone, 0)));
+        }
+        self.length_ms = self.length_ms.max(at + 9_000);
+    }
+}
+
+/// The blocks in the memory of a node that drains, at the last look.
+#[derive(Debug, Default)]
+pub(crate) struct Stays {
+    drains: Option<(u64, Incarnation)>,
+    seen: BTreeMap<u64, Version>,
+    at: Option<Instant>,
+}
+
+impl Stays {
+    /// Looks at the only node of a pool whose disk has room and goes right. While it drains, memory is made free there
+    /// only for loads, by blocks whose copies stay. So a block that was in its memory is there, or on its disk. Returns
+    /// the others, with the time at which they were seen last.
+    pub(crate) fn look(
+        &mut self,
+        sight: &Sight<'_>,
+        world: &World,
+    ) -> Vec<(u64, Version, Instant)> {
+        let plan = &world.plan;
+        let members = sight.pool.members.all();
+        let mut draining = members
+            .iter()
+            .filter(|one| one.drains() && one.is_connected());
+        let drains = match plan.nodes == 1 && !world.has_just_lost() {
+            true => draining
+                .next()
+                .map(|one| (sight.pool.epoch.0, one.incarnation)),
+            false => None,
+        };
+        let is_same = drains.is_some() && drains == self.drains;
+        self.drains = drains;
+        let now = sight
+            .blocks()
+            .map(|(key, block)| (key, block.version))
+            .collect();
+        let before = std::mem::replace(&mut self.seen, now);
+        let since = self.at.replace(Instant::now());
+        let Some(since) = since.filter(|_| is_same && blocks_last(plan)) else {
+            return Vec::new();
+        };
+        let has_left = |(key, version): &(u64, Version)| {
+            let forms = [sight.block(*key), sight.copy(*key)];
+            let mut forms = forms.into_iter().flatten();
+            !forms.any(|form| form.version == *version)
+        };
+        let left = before.into_iter().filter(has_left);
+        left.map(|(key, version)| (key, version, since)).collect()
+    }
+}
+
+/// Whether nothing but a change of its key takes a block from memory and from the disk at once.
+fn blocks_last(plan: &Plan) -> bool {
+    let is_order = |fault: &Fault| matches!(fault, Fault::Quota(..) | Fault::Delete(..));
+    plan.disk_bytes >= RING
+        && plan.noise.flipped_writes == 0
+        && is_right(plan, 0)
+        && plan.tenants.iter().all(|one| one.settings.is_empty())
+        && !plan.all_faults().any(is_order)
+}
+
+/// Whether an operator's order without force must be refused: the node serves, no other node takes blocks, and a block
+/// has its only place on this one.
+pub(crate) fn is_last(pool: &Pool, node: Incarnation) -> bool {
+    let members = pool.members.all();
+    let mut own = members.iter().filter(|one| one.incarnation == node);
+    let mut others = members.iter().filter(|one| one.incarnation != node);
+    if own.all(|one| one.drains()) || others.any(|one| one.is_placeable() && one.is_connected()) {
+        return false;
+    }
+    let copies = pool.stored_copies().into_iter();
+    let copies: BTreeSet<Version> = copies.map(|copy| copy.version).collect();
+    let is_only_here = |replicas: &[Replica], version: Version| {
+        replicas.iter().any(|at| is_on(pool, at, node)) && !copies.contains(&version)
+    };
+    let mut blocks = pool.stored_blocks().into_iter();
+    blocks.any(|block| is_only_here(&block.replicas, block.version))
+}
+
+/// Whether the node drains, as this master sees it.
+pub(crate) fn drains(pool: &Pool, node: Incarnation) -> bool {
+    let members = pool.members.all();
+    let mut own = members.iter().filter(|one| one.incarnation == node);
+    own.any(|one| one.drains())
+}
+
+/// Whether the leader calls the node drained.
+pub(crate) fn is_called_drained(world: &World, node: Incarnation) -> bool {
+    leading(world).iter().any(|(_, pool)| {
+        let members = pool.members.all();
+        let mut own = members.iter().filter(|one| one.incarnation == node);
+        own.any(|one| pool.state_label(one) == NodeState::DRAINED)
+    })
+}
+
+/// Whether copies stay on disks until a doubt is raised about drained nodes: zones are not emptied, and no copy is found
+/// wrong. A disk that is gone is such a doubt for its own node.
+fn copies_last(plan: &Plan) -> bool {
+    let lasts = |fault: &Fault| match fault {
+        Fault::Delete(..) => false,
+        Fault::Disk(_, DiskFault::IsGone, _) => plan.nodes == 1,
+        other => other.loss().is_none_or(|(_, loss)| loss < Loss::Writes),
+    };
+    !plan.has_disks() || plan.disk_bytes >= RING && plan.all_faults().all(lasts)
+}
+
+/// A node that is called drained can stop: no block would be lost with it, and it was told so.
+///
+/// A node that becomes silent or leaves, and a medium that is gone, end the label at once. A drained node gets no block:
+/// its puts and pulls were counted, and a load leaves the copy where it is.
+pub(crate) fn labels_are_true(world: &World, sight: &Sight<'_>) -> Result<(), String> {
+    let (plan, pool) = (&world.plan, sight.pool);
+    for node in pool.members.all() {
+        if pool.state_label(&node) != NodeState::DRAINED {
+            continue;
+        }
+        if node.awaits_word() {
+            return Err(format!(
+                "{} is called drained, and was not told that it may leave",
+                node.name
+            ));
+        }
+        // A replica with a wrong byte leaves when a reader finds it.
+        if plan.noise.flipped_writes > 0 || !copies_last(plan) {
+            continue;
+        }
+        let own = node.segments();
+        let gone: Vec<SegmentId> = pool
+            .media()
+            .into_iter()
+            .filter(|medium| medium.state == "gone")
+            .map(|medium| medium.record.id)
+            .collect();
+        let copies: BTreeSet<Version> = sight
+            .survey
+            .copies
+            .iter()
+            .filter(|copy| copy.replicas.iter().any(|at| !gone.contains(&at.segment)))
+            .map(|copy| copy.version)
+            .collect();
+        let segments = pool.placement.segments();
+        let stays = |at: &Replica| {
+            let segment = segments.get(at.segment);
+            segment.is_some_and(|one| one.node.is_readable() && !one.node.drains())
+        };
+        let mut blocks = sight.survey.blocks.iter();
+        let lost = blocks.find(|block| {
+            block.replicas.iter().any(|at| own.contains(&at.segment))
+                && !block.replicas.iter().any(stays)
+                && !copies.contains(&block.version)
+        });
+        if let Some(lost) = lost {
+            return Err(format!(
+                "{} is called drained, and version {} of {} would be lost with it",
+                node.name, lost.version, lost.key
+            ));
+        }
+    }
+    Ok(())
 }

@@ -38,6 +38,7 @@ mod life;
 mod link;
 mod load;
 mod master;
+mod media;
 mod net;
 mod pins;
 mod plan;

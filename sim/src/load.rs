@@ -315,7 +315,10 @@ impl Task {
             blocks.push(block);
         }
         let options = PutOptions {
-            replicas: u32::try_from(self.dice.between(1, 2)).unwrap_or(1),
+            replicas: match self.plan.two_replicas || self.dice.chance(500) {
+                true => 2,
+                false => 1,
+            },
             upsert: replaces,
             hard_pin,
             ..PutOptions::default()
@@ -635,7 +638,11 @@ impl Task {
                 "miss".to_owned()
             }
             Some(Err(error)) => {
-                self.load.failures.fetch_add(1, Ordering::Relaxed);
+                // At rest a node stops under gets.
+                let is_load = !self.load.is_over.load(Ordering::Acquire);
+                self.load
+                    .failures
+                    .fetch_add(u64::from(is_load), Ordering::Relaxed);
                 format!("failed: {error}")
             }
             None => "no outcome".to_owned(),

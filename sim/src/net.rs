@@ -3,6 +3,7 @@
 use crate::ambush::Ambushes;
 use crate::dice::{Dice, Stream};
 use crate::life::Life;
+use crate::media::{DiskRead, Media};
 use crate::pins::Damage;
 use crate::plan::{Noise, Plan, Process};
 use crate::promises::Promises;
@@ -12,6 +13,7 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use kvpool_client::simulation::Unanswered;
 use kvpool_master::leadership::Seat;
+use kvpool_master::pool::Pool;
 use kvpool_master::service::{NodeInbox, NodesService, PoolService};
 use kvpool_proto as proto;
 use kvpool_store_node::simulation::{Inbox, Node, Outgoing};
@@ -80,6 +82,8 @@ pub(crate) struct Net {
     has_signed_reads: bool,
     /// Where blocks became wrong on their way.
     pub(crate) damage: Damage,
+    /// The reads of disks that masters ordered, and the disks that may return wrong bytes.
+    pub(crate) media: Media,
     /// What masters promised to readers.
     pub(crate) promises: Promises,
     pub(crate) violations: Mutex<Vec<String>>,
@@ -160,6 +164,7 @@ impl Net {
             messages: AtomicU64::new(0),
             receives: Mutex::default(),
             damage: Damage::default(),
+            media: Media::default(),
             reads_are_right: plan.reads_are_right(),
             has_signed_reads: plan.has_signed_reads,
             promises: Promises::default(),
@@ -530,6 +535,12 @@ impl Net {
                 if let (Process::Node(node), Some(Body::Register(seen))) = (from, &message.body) {
                     self.registrations.lock().insert(node, seen.clone());
                 }
+                if let (Process::Node(node), Process::Master(master)) = (from, to)
+                    && let Some(read) = self.media.wrong_read(master, node, &message)
+                    && let Some(wrong) = self.judge_read(master, read)
+                {
+                    self.violations.lock().push(wrong);
+                }
                 sleep(self.ambushes.hears(&message)).await;
                 if !self.carry(from, to).await || inbox.send(Ok(message)).await.is_err() {
                     return;
@@ -537,6 +548,17 @@ impl Net {
             }
         };
         let _dead = one.run(other.run(pump)).await;
+    }
+
+    /// What is wrong with a read of a disk, as the master of the session sees it.
+    fn judge_read(&self, master: usize, read: DiskRead) -> Option<String> {
+        read.judge(&*self.pool_of(master)?)
+    }
+
+    /// The pool of a master that leads.
+    fn pool_of(&self, master: usize) -> Option<Arc<Pool>> {
+        let port = self.masters.lock().get(&master).cloned()?;
+        port.seat.pool().ok()
     }
 
     async fn pump_down(
@@ -550,6 +572,10 @@ impl Net {
         let pump = async {
             while let Some(message) = messages.recv().await {
                 if let Ok(message) = &message {
+                    if let (Process::Master(master), Process::Node(node)) = (from, to) {
+                        let pool = || self.pool_of(master);
+                        self.media.orders(master, node, message, pool);
+                    }
                     sleep(self.ambushes.orders(message)).await;
                 }
                 if !self.carry(from, to).await || inbox.send(message).await.is_err() {

@@ -1,12 +1,14 @@
 //! Hard pins: some keys are put with one. Their blocks stay, in memory or on a disk, until the key changes or the last
 //! place of the block is lost.
 
+use crate::copies::is_right;
 use crate::dice::{Dice, Stream};
 use crate::load::{Task, name, parent_of};
-use crate::plan::{Fault, Loss, Plan, Tenant};
+use crate::plan::{DiskFault, Fault, Loss, NARROW, Plan, Tenant};
 use crate::sight::Sight;
 use crate::world::World;
 use kvpool_client::Remove;
+use kvpool_master::pool::Pool;
 use kvpool_master::replica::Replica;
 use kvpool_types::{Extent, Offset, SegmentId, Setting, Version};
 use parking_lot::Mutex;
@@ -15,6 +17,8 @@ use tokio::time::Instant;
 
 /// One of so many keys is pinned.
 const KEYS: u64 = 16;
+/// The same with disks of two zones: pinned copies fill more than one of them.
+const KEYS_OF_NARROW: u64 = 3;
 
 /// A pinned block at the last look.
 #[derive(Clone, Debug)]
@@ -22,6 +26,10 @@ struct Seen {
     version: Version,
     memory: Vec<SegmentId>,
     media: Vec<SegmentId>,
+    /// Whether all of its nodes in `memory` leave.
+    leaves: bool,
+    /// Whether none of these nodes can be read.
+    is_hidden: bool,
 }
 
 /// What was seen of pinned blocks, by the numbers of their keys. See the module's documentation.
@@ -31,6 +39,8 @@ pub(crate) struct Pins {
     /// The blocks with a byte that became wrong on its way.
     damaged: BTreeSet<Version>,
     at: Option<Instant>,
+    /// The term of the last look.
+    epoch: u64,
 }
 
 /// A pinned block that has left.
@@ -60,7 +70,10 @@ impl Plan {
         let dice = Dice::new(self.seed, Stream::Pins);
         let takes_memory = |fault: &Fault| matches!(fault, Fault::LittleMemory(..));
         let is_scarce = self.all_faults().any(takes_memory);
-        if self.keeps_all || is_scarce || !dice.chance(600) {
+        // A copy that cannot be read is dropped, and may be the only place of its block.
+        let fails = |fault: &Fault| matches!(fault, Fault::Disk(_, DiskFault::Fails, _));
+        let has_failing = self.disk_bytes == NARROW && self.all_faults().any(fails);
+        if self.keeps_all || is_scarce || has_failing || !dice.chance(600) {
             return;
         }
         let mut most = self.segment_bytes / 2 / self.longest_block;
@@ -73,7 +86,11 @@ impl Plan {
             }
             // With policy `prefix` a pinned block holds those before it in its chain.
             let keys = self.keys_of(number);
-            let count = ((keys.end - keys.start) / KEYS).clamp(1, most.max(1));
+            let share = match self.disk_bytes {
+                NARROW => KEYS_OF_NARROW,
+                _ => KEYS,
+            };
+            let count = ((keys.end - keys.start) / share).clamp(1, most.max(1));
             let mut first: Vec<u64> = keys.filter(|key| parent_of(*key).is_none()).collect();
             for _ in 0..count.min(most) {
                 if !first.is_empty() {
@@ -137,6 +154,9 @@ impl Pins {
         world: &World,
     ) -> Result<Vec<Unpinned>, String> {
         let (plan, pool) = (&world.plan, sight.pool);
+        let segments = pool.placement.segments();
+        let is_there = |id: &SegmentId| segments.get(*id).is_some_and(|one| one.node.is_readable());
+        let leaves = |id: &SegmentId| segments.get(*id).is_none_or(|one| one.node.drains());
         let mut now = BTreeMap::new();
         for tenant in 0..plan.tenants.len() {
             for key in plan.keys_of(tenant).filter(|key| plan.pins(*key)) {
@@ -165,12 +185,15 @@ impl Pins {
                 }
                 let [memory, media] = places;
                 let version = latest;
+                let (leaves, is_hidden) = (memory.iter().all(leaves), !memory.iter().any(is_there));
                 now.insert(
                     key,
                     Seen {
                         version,
                         memory,
                         media,
+                        leaves,
+                        is_hidden,
                     },
                 );
             }
@@ -184,10 +207,14 @@ impl Pins {
             .filter(|medium| right.contains(&medium.node.0))
             .map(|medium| medium.id)
             .collect();
-        let segments = pool.placement.segments();
-        let is_there = |id: &SegmentId| segments.get(*id).is_some_and(|one| one.node.is_readable());
         let since = self.at.replace(Instant::now());
         let before = std::mem::replace(&mut self.seen, now);
+        let mut deleted = plan.all_faults();
+        let is_deleted = deleted.any(|fault| matches!(fault, Fault::Delete(..)));
+        let is_same_term = std::mem::replace(&mut self.epoch, pool.epoch.0) == pool.epoch.0;
+        if is_same_term && !is_deleted && !world.has_just_lost() {
+            self.copies_stay(plan, pool, &before)?;
+        }
         let left = before.into_iter().filter_map(|(key, seen)| {
             let stays = match seen.memory.is_empty() {
                 true => seen.media.iter().any(|id| disks.contains(id)),
@@ -202,5 +229,44 @@ impl Pins {
             })
         });
         Ok(left.collect())
+    }
+
+    /// A copy of a pinned block leaves its zone for memory alone. That memory can be read, and its node stays.
+    ///
+    /// A node that drains does so until its end, and one that cannot be read takes longer than from one look to the next
+    /// to come back and to be suspect again. So where all nodes in memory were so at both looks, the copy had no reason
+    /// to leave in between. A new place in memory may have been such a reason.
+    fn copies_stay(
+        &self,
+        plan: &Plan,
+        pool: &Pool,
+        before: &BTreeMap<u64, Seen>,
+    ) -> Result<(), String> {
+        let views = pool.media().into_iter().map(|view| view.record);
+        let right = (0..plan.nodes).filter(|node| is_right(plan, *node));
+        let right: Vec<String> = right.map(|node| format!("n{node}")).collect();
+        let disks: Vec<SegmentId> = views
+            .filter(|medium| right.contains(&medium.node.0))
+            .map(|medium| medium.id)
+            .collect();
+        for (key, seen) in before {
+            let Some(now) = self.seen.get(key) else {
+                continue;
+            };
+            let is_same = now.version == seen.version
+                && !now.memory.is_empty()
+                && now.memory.iter().all(|id| seen.memory.contains(id));
+            let had_none = seen.leaves && now.leaves || seen.is_hidden && now.is_hidden;
+            let had_copy = seen.media.iter().any(|id| disks.contains(id));
+            let is_alone = is_same && had_none && had_copy && now.media.is_empty();
+            if is_alone && !self.damaged.contains(&seen.version) {
+                return Err(format!(
+                    "the copy of the hard-pinned block of key {key}, version {}, has left its disk, and its nodes \
+                     in memory leave or cannot be read",
+                    seen.version
+                ));
+            }
+        }
+        Ok(())
     }
 }

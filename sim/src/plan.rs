@@ -5,11 +5,14 @@ mod ambush;
 mod draw;
 mod losses;
 mod mix;
+mod moves;
+mod narrow;
 mod theme;
 
 pub use ambush::{Ambush, Logged, Moment, Said, Trick};
 pub(crate) use losses::Loss;
 pub use mix::{Call, Mix};
+pub(crate) use narrow::NARROW;
 
 use kvpool_types::NamespaceSettings;
 use std::fmt;
@@ -52,6 +55,9 @@ pub enum Fault {
     /// The node is drained, as at SIGTERM: its blocks move to others for at most four seconds, or 20 where nothing
     /// else takes blocks. Then it leaves, and starts again after so many milliseconds.
     Drain(usize, u64),
+    /// An operator takes the node out of service, with force or without. The node stops a while after
+    /// it is drained, or after seven seconds, and starts again after so many milliseconds.
+    OutOfService(usize, bool, u64),
     /// The master steps down as at SIGTERM, ends, and starts again after so many milliseconds.
     Retire(usize, u64),
     /// The leader dies just after a reader has got a lease, and starts again after so many milliseconds.
@@ -128,6 +134,13 @@ impl fmt::Display for Fault {
                     "n{who} is drained and leaves, starts again after {ms} ms"
                 )
             }
+            Self::OutOfService(who, force, ms) => {
+                let how = if *force { " by force" } else { "" };
+                write!(
+                    f,
+                    "n{who} is taken out of service{how}, starts again after {ms} ms"
+                )
+            }
             Self::Retire(who, ms) => {
                 write!(f, "m{who} steps down and ends, starts again after {ms} ms")
             }
@@ -194,6 +207,8 @@ pub struct Noise {
     pub twice: u64,
     /// A message takes up to some seconds, so later ones go before it.
     pub slow: u64,
+    /// A request of a disk takes long, and others overtake it.
+    pub slow_disk: u64,
     /// A byte of a block is wrong after a reader got it.
     pub flipped: u64,
     /// A byte of a block is wrong on its way to a node. Readers notice it, so the block is lost.
@@ -260,6 +275,8 @@ pub struct Plan {
     pub longest_block: u64,
     /// The length of every block, if all have one.
     pub one_length: Option<u64>,
+    /// Whether every put asks for two replicas; otherwise every other one does.
+    pub two_replicas: bool,
     /// How long faults and load go on, in milliseconds.
     pub length_ms: u64,
     /// The lease TTL in milliseconds.
@@ -412,6 +429,9 @@ impl fmt::Display for Plan {
             let ms = self.settings_late_ms;
             writeln!(f, "  the first settings come after {ms} ms")?;
         }
+        if self.two_replicas {
+            writeln!(f, "  each put asks for two replicas")?;
+        }
         if self.removed_at_once > 0 {
             let share = self.removed_at_once;
             writeln!(f, "  of 1000 puts {share} are removed at once")?;
@@ -426,14 +446,15 @@ impl fmt::Display for Plan {
             lost,
             twice,
             slow,
+            slow_disk,
             flipped,
             flipped_writes,
         } = self.noise;
         writeln!(
             f,
-            "  of 1000 messages {lost} are lost, {twice} come twice, {slow} are slow; of 1000 blocks \
-             {flipped} have a wrong byte when they are read, and {flipped_writes} when they are written; \
-             clocks drift by {:?} ppm",
+            "  of 1000 messages {lost} are lost, {twice} come twice, {slow} are slow; of 1000 requests of \
+             disks {slow_disk} are slow; of 1000 blocks {flipped} have a wrong byte when they are read, and \
+             {flipped_writes} when they are written; clocks drift by {:?} ppm",
             self.drift
         )?;
         for (at, fault) in &self.faults {

@@ -3,7 +3,7 @@
 use crate::sight::Sight;
 use kvpool_master::directory::StoredBlock;
 use kvpool_types::{Incarnation, SegmentId, Version};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How a node stood at a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +65,15 @@ impl Replicas {
             .blocks()
             .map(|(key, block)| (key, (block.version, nodes_of(block))))
             .collect();
+        // A block that comes back from a disk may meet a pull of itself.
+        let mut all = blocks.iter().filter(|_| !sight.pool.has_media());
+        let twice =
+            all.find(|(_, (_, nodes))| nodes.iter().collect::<BTreeSet<_>>().len() < nodes.len());
+        if let Some((key, (version, nodes))) = twice {
+            return Err(format!(
+                "the block of key {key}, version {version}, has two replicas on one node: {nodes:?}"
+            ));
+        }
         let epoch = sight.pool.epoch.0;
         let before = std::mem::replace(
             self,

@@ -71,12 +71,14 @@ fn candidates(plan: &Plan) -> Vec<Plan> {
     add(&|plan| plan.noise.lost = 0);
     add(&|plan| plan.noise.twice = 0);
     add(&|plan| plan.noise.slow = 0);
+    add(&|plan| plan.noise.slow_disk = 0);
     add(&|plan| plan.noise.flipped = 0);
     add(&|plan| plan.noise.flipped_writes = 0);
     add(&|plan| plan.disk_bytes = 0);
     add(&|plan| plan.pins.clear());
     add(&|plan| plan.mix = Mix::USUAL);
     add(&|plan| plan.settings_late_ms = 0);
+    add(&|plan| plan.two_replicas = false);
     add(&|plan| plan.writes_per_day = None);
     add(&|plan| plan.tenants.truncate(1));
     add(&|plan| plan.clients = plan.clients.saturating_sub(1).max(1));

@@ -103,7 +103,13 @@ impl Opened {
                 && range.start < other.range.end
                 && other.range.start < range.end
         };
-        if let Some(other) = in_flight.iter().find(meets) {
+        let media = &self.ssd.net.media;
+        let is_late =
+            |writes: bool, range: &Range<u64>| !writes && media.is_late(self.ssd.node, range);
+        let mut meeting = in_flight.iter().filter(meets);
+        if let Some(other) =
+            meeting.find(|other| !is_late(writes, &range) && !is_late(other.writes, &other.range))
+        {
             let verb = |writes| if writes { "written" } else { "read" };
             *self.ssd.collision.lock() = Some(format!(
                 "{range:?} of the disk of n{} is {} while {:?} is {}",
@@ -165,6 +171,9 @@ impl Ssd {
     /// The disk goes wrong in this way, for a while.
     pub(crate) fn inflict(&self, fault: DiskFault, wait: Duration) {
         let until = Some(Instant::now() + wait);
+        if matches!(fault, DiskFault::Fails | DiskFault::Rots) {
+            self.net.media.is_damaged(self.node);
+        }
         let mut state = self.state.lock();
         // An earlier fault may go on for longer.
         match fault {
@@ -178,11 +187,13 @@ impl Ssd {
 
     /// The power fails: what was not flushed may be lost, also in part.
     pub(crate) fn cut_power(&self) {
+        self.net.media.is_damaged(self.node);
         self.state.lock().lose_unflushed(&self.net.dice);
     }
 
     /// The disk is as it was when the node began to use it, as after a restored snapshot.
     pub(crate) fn roll_back(&self) {
+        self.net.media.is_damaged(self.node);
         let mut state = self.state.lock();
         state.granules = state.image.clone();
         state.durable.clear();
@@ -210,6 +221,7 @@ impl Ssd {
     pub(crate) fn twins(&self, source: &Self) {
         for twin in [self, source] {
             twin.has_twin.store(true, Ordering::Relaxed);
+            twin.net.media.is_damaged(twin.node);
         }
     }
 
@@ -244,9 +256,12 @@ impl Ssd {
     /// When a request that begins now is done.
     fn done_at(&self) -> Instant {
         let dice = &self.net.dice;
-        let takes = match dice.chance(self.net.noise().slow) {
-            true => dice.micros(10_000, 2_000_000),
-            false => dice.micros(30, 2_000),
+        let noise = self.net.noise();
+        let takes = match () {
+            () if dice.chance(noise.slow) => dice.micros(10_000, 2_000_000),
+            // Other requests overtake it, and the medium is not called slow yet.
+            () if dice.chance(noise.slow_disk) => dice.micros(100_000, 1_400_000),
+            () => dice.micros(30, 2_000),
         };
         let stalls = self.state.lock().stalls_until;
         stalls.unwrap_or_else(Instant::now).max(Instant::now()) + takes
@@ -294,7 +309,10 @@ impl Ssd {
                 match outcome {
                     Ok(()) => state.durable.clear(),
                     // The kernel forgets what it could not write.
-                    Err(_) => state.lose_unflushed(&self.net.dice),
+                    Err(_) => {
+                        self.net.media.is_damaged(self.node);
+                        state.lose_unflushed(&self.net.dice);
+                    }
                 }
                 (None, outcome)
             }

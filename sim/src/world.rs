@@ -1,5 +1,6 @@
 //! One history: the processes of a plan, its faults, and the checks.
 
+mod departure;
 mod faults;
 
 use crate::chains::Chains;
@@ -7,6 +8,7 @@ use crate::checks;
 use crate::clock::MachineClock;
 use crate::copies::Copies;
 use crate::dice::{Dice, Stream, generator};
+use crate::drains::Stays;
 use crate::entropy;
 use crate::history::History;
 use crate::kept::Kept;
@@ -192,6 +194,8 @@ pub(crate) struct World {
     pub(crate) replicas: Mutex<Replicas>,
     /// Blocks that nothing takes.
     pub(crate) kept: Mutex<Kept>,
+    /// The blocks in the memory of a node that drains.
+    pub(crate) stays: Mutex<Stays>,
     /// The copies that were seen on disks.
     pub(crate) copies: Mutex<Copies>,
     /// The hard-pinned blocks that were seen.
@@ -254,6 +258,7 @@ impl World {
             chains: Mutex::default(),
             replicas: Mutex::default(),
             kept: Mutex::default(),
+            stays: Mutex::default(),
             copies: Mutex::default(),
             pins: Mutex::default(),
             successors: Mutex::default(),

@@ -165,6 +165,12 @@ impl Agent {
         *self.saved.lock()
     }
 
+    /// Whether the node drains: an operator has taken it out of service, or it stops.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn drains(&self) -> bool {
+        *self.phase.borrow() >= Phase::Draining
+    }
+
     /// Whether the thread still runs, as it should until [`Agent::leave`].
     pub(crate) fn is_alive(&self) -> bool {
         self.thread.as_ref().is_some_and(|t| !t.is_finished())

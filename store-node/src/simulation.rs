@@ -182,6 +182,11 @@ impl Node {
         self.agent.drain();
     }
 
+    /// Whether the node knows that it is out of service, or stops.
+    pub fn drains(&self) -> bool {
+        self.agent.drains()
+    }
+
     /// The blocks that stay behind, once the master has said that none waits any more to be moved.
     pub fn saved(&self) -> Option<u64> {
         self.agent.saved()

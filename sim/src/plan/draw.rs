@@ -45,6 +45,7 @@ impl Plan {
             keys,
             longest_block,
             one_length: None,
+            two_replicas: false,
             length_ms: dice.between(4_000, 14_000),
             lease_ms: dice.between(300, 3_000),
             drop_ms: LATE_DROP,
@@ -60,6 +61,7 @@ impl Plan {
                 lost: noise(15),
                 twice: noise(15),
                 slow: noise(25),
+                slow_disk: 0,
                 flipped: noise(15),
                 flipped_writes: 0,
             },
@@ -102,11 +104,14 @@ impl Plan {
         plan.draw_bursts();
         plan.draw_ambushes();
         plan.draw_theme();
+        plan.draw_moves();
         plan.draw_absence();
         plan.draw_media_quotas();
         plan.draw_late_settings();
+        plan.draw_narrow_disks();
         plan.draw_pins();
         plan.draw_budget();
+        plan.draw_operator();
         plan.draw_quiet_drains();
         plan.faults.sort_by_key(|(at, _)| *at);
         plan
@@ -180,7 +185,16 @@ impl Plan {
                 6 => Fault::Disk(node, DiskFault::IsGone, ms),
                 _ => Fault::Disk(node, DiskFault::Rots, ms),
             };
-            self.faults.push((dice.between(200, self.length_ms), fault));
+            let at = dice.between(200, self.length_ms);
+            if let Fault::Cloned(from, ..) = fault
+                && dice.chance(600)
+            {
+                // The copy comes while its original is away.
+                let away = 2 * ms + 2_000;
+                self.faults
+                    .push((at + ms / 2, Fault::Crash(Process::Node(from), away)));
+            }
+            self.faults.push((at, fault));
         }
     }
 
@@ -235,10 +249,10 @@ impl Plan {
     /// power fails just then.
     fn draw_relapses(&mut self) {
         let dice = Dice::new(self.seed, Stream::Relapses);
-        if !self.has_disks() || self.keeps_all || !dice.chance(250) {
+        if !self.has_disks() || self.keeps_all || !dice.chance(350) {
             return;
         }
-        for _ in 0..dice.between(1, 2) {
+        for _ in 0..dice.between(1, 3) {
             let node = dice.index(self.nodes);
             let mut at = dice.between(200, self.length_ms);
             let fails = Fault::Disk(node, DiskFault::Fails, dice.between(500, 4_000));
@@ -246,7 +260,12 @@ impl Plan {
             for _ in 0..dice.between(1, 5) {
                 at += dice.between(20, 900);
                 let down = dice.between(30, 200);
-                self.faults.push((at, Fault::PowerCut(node, down)));
+                // The first format of a blank disk fails too.
+                let fault = match dice.chance(350) {
+                    true => Fault::NewDisk(node, down),
+                    false => Fault::PowerCut(node, down),
+                };
+                self.faults.push((at, fault));
             }
         }
     }

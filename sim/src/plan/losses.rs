@@ -32,6 +32,7 @@ impl Fault {
             // Nodes keep their blocks, or hand them over.
             Self::Crash(Process::Master(_) | Process::Client(_), _)
             | Self::Drain(..)
+            | Self::OutOfService(..)
             | Self::Retire(..)
             | Self::LeaderDies(_)
             | Self::Stop(..)

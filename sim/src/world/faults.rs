@@ -3,6 +3,7 @@
 use super::{CHECK, World};
 use crate::ambush::{About, Sprung};
 use crate::checks;
+use crate::drains;
 use crate::load::number_of;
 use crate::master::Master;
 use crate::net::NodePort;
@@ -10,8 +11,11 @@ use crate::plan::{Fault, Process, TENANT_KEYS, Trick, tenant_name};
 use crate::ssd::Ssd;
 use kvpool_disk::medium::MediumRefused;
 use kvpool_master::directory::StoredBlock;
+use kvpool_types::NodeName;
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 use std::time::Duration;
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep};
@@ -20,6 +24,10 @@ use tokio::time::{Instant, sleep};
 const DRAINING: Duration = Duration::from_secs(4);
 /// The same where nothing else takes blocks: slow messages are no reason to leave with some.
 const QUIET_DRAINING: Duration = Duration::from_secs(20);
+/// How long an operator waits for a drain. A move without a target is given up after five seconds.
+const OUT_OF_SERVICE: Duration = Duration::from_secs(7);
+/// How long a drained node goes on.
+const STANDS_DRAINED: Duration = Duration::from_millis(1_500);
 /// How long a lease is waited for, and how often it is looked for.
 const WATCH: Duration = Duration::from_secs(3);
 const MOMENT: Duration = Duration::from_millis(3);
@@ -70,6 +78,12 @@ impl World {
             Fault::Drain(number, down) => {
                 if let Some(port) = self.net.node(number) {
                     spawn_local(Arc::clone(self).drain(port, number, ms(down)));
+                }
+            }
+            Fault::OutOfService(number, force, down) => {
+                if let Some(port) = self.net.node(number) {
+                    let taken = Arc::clone(self).take_out_of_service(port, number, force, ms(down));
+                    spawn_local(taken);
                 }
             }
             Fault::Retire(number, down) => {
@@ -211,13 +225,67 @@ impl World {
     }
 
     /// A life of a node says goodbye and ends. What it takes along has its caller counted.
-    async fn leave(self: Arc<Self>, port: NodePort, number: usize, down: Duration) {
+    pub(super) async fn leave(self: Arc<Self>, port: NodePort, number: usize, down: Duration) {
         port.node.leave();
         sleep(GOODBYE).await;
         if !port.life.is_over() {
             port.node.detach();
             self.end_node(number);
             self.start_again(Process::Node(number), down);
+        }
+    }
+
+    /// An operator takes a node out of service. It stops a while after the leader calls it drained, or when that takes
+    /// too long.
+    async fn take_out_of_service(
+        self: Arc<Self>,
+        port: NodePort,
+        number: usize,
+        force: bool,
+        down: Duration,
+    ) {
+        let Some((_, pool)) = checks::leading(&self).into_iter().next() else {
+            return;
+        };
+        let (name, node) = (NodeName(format!("n{number}")), port.node.incarnation());
+        let is_last = !force && drains::is_last(&pool, node);
+        let of = Arc::clone(&pool);
+        let mut order = Box::pin(async move { of.drain_node(&name, force).await });
+        // The order is judged before it waits for anything.
+        let answer = poll_fn(|context| Poll::Ready(order.as_mut().poll(context))).await;
+        if is_last && drains::drains(&pool, node) {
+            let wrong = format!(
+                "n{number} is taken out of service without force, and no other node takes its blocks"
+            );
+            self.load.violate(wrong);
+        }
+        match answer {
+            Poll::Ready(Err(refused)) => {
+                let said = format_args!("is not taken out of service: {refused}").to_string();
+                self.trace.note(Process::Node(number), said);
+                return;
+            }
+            Poll::Ready(Ok(_)) => {}
+            Poll::Pending => {
+                // The order goes on when the operator leaves.
+                spawn_local(order);
+            }
+        }
+        let goes_on = || !port.life.is_over() && !self.has_healed.load(Ordering::Acquire);
+        // Some nodes stop before the leader has answered the order.
+        let until = match down.as_millis() % 3 {
+            0 => Instant::now(),
+            _ => Instant::now() + OUT_OF_SERVICE,
+        };
+        while Instant::now() < until && goes_on() && !drains::is_called_drained(&self, node) {
+            sleep(CHECK).await;
+        }
+        let until = Instant::now() + STANDS_DRAINED;
+        while Instant::now() < until && goes_on() && drains::is_called_drained(&self, node) {
+            sleep(CHECK).await;
+        }
+        if !port.life.is_over() {
+            self.drain(port, number, down).await;
         }
     }
 
@@ -289,7 +357,7 @@ impl World {
     }
 
     /// A node is gone with blocks that may be nowhere else.
-    fn node_is_lost(&self) {
+    pub(super) fn node_is_lost(&self) {
         self.losses.fetch_add(1, Ordering::AcqRel);
         self.blocks_leave();
     }

@@ -12,7 +12,9 @@ const COST: &str = "it saves work or time: without it nothing becomes wrong";
 const MISS: &str = "without it a block is missed, or evicted in vain: nothing becomes wrong";
 const SIZE: &str = "no history is that large or that long";
 const LOGS: &str = "nobody reads what processes log";
-const CANCELLED: &str = "no operator of the simulation begins or cancels a drain";
+const CANCELLED: &str = "no operator of the simulation cancels a drain";
+const REDUNDANT: &str = "another mechanism keeps the rule without it";
+const ONE_MEDIUM: &str = "no node of the simulation has two media";
 const ONE_THREAD: &str = "in one thread nobody looks while it happens";
 const TWICE: &str = "another mechanism keeps the rule too, unless two threads meet";
 
@@ -112,6 +114,11 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "pinned copies that fill a medium are not written for ever",
             "a drain moves no block of the next incarnation",
             "a cancelled task tells why its blocks waited",
+            "a move ends where its replica is once its node is back",
+            "a pinned copy that fits in no zone is loaded where the node with its block leaves",
+            "no block is loaded while appends wait for space",
+            "a put that is slower than its node's drain ends",
+            "attachments of media have threads of their own",
         ],
     ),
     (
@@ -160,8 +167,16 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a pinned block waits for the write budget",
             "a pinned block is admitted while any budget is left",
             "a pinned block in memory gets another copy when its zone is emptied",
+            "the copy of a pinned block in memory moves with its zone",
             "a pinned block is stored when no other put of its key is open",
             "a pinned block whose store was not recorded is stored again",
+            "a lease on a copy moves only to memory on a node that stays",
+            "a copy leaves its zone after its load",
+            "a copy whose move failed moves later",
+            "a copy whose move the log refused moves later",
+            "loads on a node that drains get the room of blocks that were set aside",
+            "a load on a node that drains finds a piece that lies across two steps of its search",
+            "another replica of a block voids no store of it",
         ],
     ),
     (
@@ -175,6 +190,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a standby forgets what the log no longer holds",
             "the copies on a medium that is absent for long do not count",
             "a master that did not run counts silence anew",
+            "copies on a medium that cannot be attached count no longer",
         ],
     ),
     (
@@ -198,6 +214,8 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a block's own put keeps no copy from the log",
             "a copy that moves keeps its old place until it has the new one",
             "a block that came back to a segment that is gone has left its place",
+            "no node is told that its blocks have their copies before the walk over them has ended",
+            "the walk of a drain keeps the blocks that came meanwhile",
         ],
     ),
     (
@@ -246,6 +264,26 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a node fences nothing that a view has pinned on a board",
             "the puts of a client that is gone end",
             "no lease lingers beyond a change by its own client",
+            "the time to connect to a master bounds no lookup",
+        ],
+    ),
+    (
+        REDUNDANT,
+        &[
+            // The publication of a pull keeps the source of a move whose target leaves.
+            "no block moves to a node that leaves meanwhile",
+            // No zone is emptied before the moves of its copies are recorded.
+            "the record of a copy that leaves with its zone names its place",
+        ],
+    ),
+    (
+        ONE_MEDIUM,
+        &[
+            "the blocks of a medium that is gone wait for a slow one",
+            "a block that only a slow medium takes waits for it",
+            "a busy medium stops no stores on other media",
+            "a drain begins again when a medium of its node is gone",
+            "a drain waits for stores on a medium that has become slow",
         ],
     ),
     (
@@ -272,9 +310,6 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "no leader judges the drain of a node that it has not heard",
             "the line of a stop outlasts the end of the cancelled drain before it",
             "a cancelled drain leaves no line that nobody shortens",
-            "the word to a node names the report that it answers",
-            "a node that stops takes no answer to an earlier report",
-            "a node that stops takes no answer from before its stop",
             "a repeated cancellation counts as one",
         ],
     ),

@@ -1,0 +1,150 @@
+//! What a disk returns for a copy that a master recorded.
+//!
+//! A copy is recorded once its bytes are on the disk. Nothing writes there while the master knows the copy at this
+//! place. So a disk to which nothing happened returns the right bytes for it.
+
+use kvpool_master::directory::StoredBlock;
+use kvpool_master::pool::Pool;
+use kvpool_proto::{self as proto, master_message, node_message};
+use kvpool_types::medium::{self, DATA_START};
+use kvpool_types::{Code, Length, Offset, SegmentId, Version};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// An order to read a copy from a disk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DiskRead {
+    node: usize,
+    version: Version,
+    segment: SegmentId,
+    offset: Offset,
+    length: Length,
+    /// Whether the master had no copy at this place when it sent the order.
+    is_late: bool,
+}
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Media {
+    /// The open orders that read a disk, by the master, the node and the ticket.
+    reads: Mutex<BTreeMap<(usize, usize, u64), DiskRead>>,
+    /// The nodes whose disks may return wrong bytes, or errors for single ranges.
+    damaged: Mutex<BTreeSet<usize>>,
+}
+
+impl Media {
+    /// From now on the disk of a node may return wrong bytes.
+    pub(crate) fn is_damaged(&self, node: usize) {
+        self.damaged.lock().insert(node);
+    }
+
+    /// Whether these bytes of a node's device are read for a copy that has left them. A load that waited for room reads
+    /// the place that it knew, where another block may be written by now.
+    pub(crate) fn is_late(&self, node: usize, range: &Range<u64>) -> bool {
+        let reads = self.reads.lock();
+        let mut late = reads
+            .values()
+            .filter(|read| read.node == node && read.is_late);
+        late.any(|read| {
+            let start = DATA_START + read.offset.0;
+            let taken = medium::footprint(read.length).unwrap_or(read.length);
+            start <= range.start && range.end <= start + taken.0
+        })
+    }
+
+    /// A master orders something of a node. `pool` is the master's.
+    pub(crate) fn orders(
+        &self,
+        master: usize,
+        node: usize,
+        message: &proto::MasterMessage,
+        pool: impl FnOnce() -> Option<Arc<Pool>>,
+    ) {
+        let Some(master_message::Body::Transfers(orders)) = &message.body else {
+            return;
+        };
+        let mut ranges = orders
+            .transfers
+            .iter()
+            .filter_map(|order| order.from.as_ref());
+        let reads_disk = ranges.any(|from| SegmentId(from.segment).is_on_medium());
+        let copies = match reads_disk {
+            true => pool().map_or_else(Vec::new, |pool| pool.stored_copies()),
+            false => Vec::new(),
+        };
+        let mut reads = self.reads.lock();
+        for order in &orders.transfers {
+            // A later term, or a later life of the master, gives its tickets anew.
+            reads.remove(&(master, node, order.ticket));
+            let Some(from) = &order.from else { continue };
+            let segment = SegmentId(from.segment);
+            if segment.is_on_medium() {
+                let mut read = DiskRead {
+                    node,
+                    version: Version(order.version),
+                    segment,
+                    offset: Offset(from.offset),
+                    length: Length(from.length),
+                    is_late: false,
+                };
+                read.is_late = !read.is_of(&copies);
+                reads.insert((master, node, order.ticket), read);
+            }
+        }
+    }
+
+    /// A node answers a master. Returns a read that found wrong bytes on a disk to which nothing happened. A block in
+    /// memory may change while it is stored, so only reads of disks are judged. A device that is gone or full has
+    /// other codes.
+    pub(crate) fn wrong_read(
+        &self,
+        master: usize,
+        node: usize,
+        message: &proto::NodeMessage,
+    ) -> Option<DiskRead> {
+        let Some(node_message::Body::TransfersDone(done)) = &message.body else {
+            return None;
+        };
+        let wrong = u32::from(Code::ChecksumMismatch.to_wire());
+        let mut found = None;
+        let mut reads = self.reads.lock();
+        for done in &done.transfers {
+            let read = reads.remove(&(master, node, done.ticket));
+            if done.code == wrong {
+                found = read.or(found);
+            }
+        }
+        found.filter(|_| !self.damaged.lock().contains(&node))
+    }
+}
+
+impl DiskRead {
+    /// Whether one of these copies is read.
+    fn is_of(&self, copies: &[StoredBlock]) -> bool {
+        copies.iter().any(|copy| {
+            let mut places = copy.replicas.iter();
+            copy.version == self.version
+                && places.any(|at| at.segment == self.segment && at.offset == self.offset)
+        })
+    }
+
+    /// What is wrong, if the master still has the copy at this place. A copy that has left it may be written over.
+    pub(crate) fn judge(self, pool: &Pool) -> Option<String> {
+        let is_there = self.is_of(&pool.stored_copies());
+        let Self {
+            node,
+            version,
+            segment,
+            offset,
+            ..
+        } = self;
+        is_there.then(|| {
+            format!(
+                "n{node} finds wrong bytes for the copy of version {version} at {offset} of {segment}, and nothing \
+                 happened to its disk"
+            )
+        })
+    }
+}

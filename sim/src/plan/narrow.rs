@@ -1,0 +1,87 @@
+//! Disks of two zones. Each zone is emptied soon after the other one was written, and pinned copies fill much of both.
+
+use super::{
+    Ambush, Call, DiskFault, Fault, LATE_DROP, Logged, Loss, Moment, Plan, Process, Trick,
+};
+use crate::dice::{Dice, Stream};
+
+/// The bytes of two zones.
+pub(crate) const NARROW: u64 = 2 << 20;
+
+impl Plan {
+    /// From a stream of its own. What takes copies from disks gives way, so that pinned blocks must stay.
+    pub(super) fn draw_narrow_disks(&mut self) {
+        let dice = Dice::new(self.seed, Stream::Narrow);
+        let has_settings = self.tenants.iter().any(|one| !one.settings.is_empty());
+        if !self.has_disks() || self.keeps_all || has_settings || !dice.chance(350) {
+            return;
+        }
+        let takes_memory = |fault: &Fault| matches!(fault, Fault::LittleMemory(..));
+        let stays = |fault: &Fault| {
+            !takes_memory(fault) && fault.loss().is_none_or(|(_, loss)| loss < Loss::Writes)
+        };
+        self.faults.retain(|(_, fault)| stays(fault));
+        let is_calm = |ambush: &Ambush| match &ambush.trick {
+            Trick::Fault(fault) => stays(fault),
+            _ => true,
+        };
+        self.ambushes.retain(is_calm);
+        self.noise.flipped_writes = 0;
+        self.noise.slow_disk = [20, 60, 150][dice.index(3)];
+        if dice.chance(300) {
+            // Sessions break while records are on their way to the log.
+            self.noise.lost = self.noise.lost.max(30);
+        }
+        self.drop_ms = LATE_DROP;
+        self.ssd_drop_ms = None;
+        self.writes_per_day = None;
+        self.disk_bytes = NARROW;
+        self.nodes = if dice.chance(600) { 1 } else { 2 };
+        // Seven blocks fill a zone, and more of them are pinned.
+        self.longest_block = 150_000;
+        self.one_length = Some(dice.between(110_000, 145_000));
+        self.keys = self.keys.clamp(24, 48);
+        self.segment_bytes = dice.between(40, 52) << 16;
+        self.segments = 1;
+        self.longest_pause = 30_000;
+        self.mix.raise(Call::Upsert, 4);
+        self.mix.raise(Call::Get, 12);
+        // Memory is lost, and the copies of pinned blocks are their only places.
+        for _ in 0..dice.between(1, 3) {
+            let node = dice.index(self.nodes);
+            let down = dice.between(30, 300);
+            let fault = match dice.below(5) {
+                0 => Fault::Drain(node, down),
+                1 => Fault::Stop(Process::Node(node), dice.between(900, 2_500)),
+                2 => Fault::Disk(node, DiskFault::Stalls, dice.between(300, 2_500)),
+                _ => Fault::Crash(Process::Node(node), down),
+            };
+            self.faults
+                .push((dice.between(1_500, self.length_ms), fault));
+        }
+        // Copies are written, moved and read while their records, or removals of their keys, are on their way to the log.
+        let fails = dice.chance(300);
+        if fails || dice.chance(500) {
+            let logged = match fails {
+                true => Logged::Copy,
+                false => [Logged::Removal, Logged::Copy, Logged::Block][dice.index(3)],
+            };
+            self.ambushes.push(Ambush {
+                at: Moment::Logs(logged),
+                share: 250,
+                times: 16,
+                after: 0,
+                trick: Trick::Late(dice.between(40, [400, 1_200][dice.index(2)])),
+            });
+        }
+        if fails {
+            // A copy that moves is read at its old place, where single ranges cannot be read.
+            for _ in 0..dice.between(2, 4) {
+                let node = dice.index(self.nodes);
+                let fault = Fault::Disk(node, DiskFault::Fails, dice.between(500, 3_000));
+                self.faults
+                    .push((dice.between(1_500, self.length_ms), fault));
+            }
+        }
+    }
+}
