@@ -5,7 +5,7 @@ use super::stores::Meanwhile;
 use super::{Emptying, Place, Put, Traffic, Use, WINDOW};
 use crate::accounts::Hold;
 use crate::clock::BootInstant;
-use crate::directory::{BlockRef, Holders, NewBlock};
+use crate::directory::{BlockRef, Holders, NewBlock, Tick};
 use crate::membership::{NodeState, StoreNode};
 use crate::replica::{BlockId, Copies, Replica};
 use crate::store::LogSeq;
@@ -78,6 +78,8 @@ pub(super) enum Direction {
         to: Replica,
         /// The grant of that extent.
         grant: GrantId,
+        /// The last use of the copy if the load is no use of it.
+        used: Option<Tick>,
     },
 }
 
@@ -463,8 +465,8 @@ impl Pool {
         }
     }
 
-    fn publish_loaded(self: &Arc<Self>, transfer: Transfer) {
-        let Direction::Load { to, .. } = transfer.direction else {
+    pub(super) fn publish_loaded(self: &Arc<Self>, transfer: Transfer) {
+        let Direction::Load { to, used, .. } = transfer.direction else {
             return;
         };
         let Moved {
@@ -485,7 +487,7 @@ impl Pool {
             parent: None,
             soft_pin_until: None,
             hard_pin,
-            tick: self.directory.ticks(1).of(0),
+            tick: used.unwrap_or_else(|| self.directory.ticks(1).of(0)),
             leased_until: None,
         };
         // The block may already be in memory elsewhere, in an extent that cannot be read.
