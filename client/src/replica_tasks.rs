@@ -153,8 +153,8 @@ impl Client {
     }
 
     /// As [`Client::drain_node`], for a node whose media do not come back. It is `drained` only once no block is left
-    /// on its media alone. A task of [`ReplicaBlocks::OnlyOnMedia`] moves these blocks. An older master drains the node as
-    /// [`Client::drain_node`] does, and refuses that task.
+    /// on its media alone. A task of [`ReplicaBlocks::OnlyOnMedia`] moves these blocks. An older master drains the node
+    /// as [`Client::drain_node`] does, and refuses that task.
     ///
     /// # Errors
     ///

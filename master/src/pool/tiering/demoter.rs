@@ -725,7 +725,7 @@ impl Pool {
     }
 
     /// A block in memory that lost its copy or got none, with its replicas and its last use.
-    fn waiting_again(
+    pub(super) fn waiting_again(
         &self,
         (namespace, key, version): (NamespaceId, &Key, Version),
     ) -> Option<(Vec<Replica>, Waiting, Tick)> {
@@ -746,33 +746,6 @@ impl Pool {
             });
         });
         found
-    }
-
-    /// Queues the block of a store that left no copy at the head of its node's queue. Returns false when
-    /// memory does not hold the block.
-    pub(super) fn store_again(&self, transfer: &Transfer) -> bool {
-        let block = &transfer.block;
-        let block = (block.namespace, &block.key, block.version);
-        let Some((_, waiting, _)) = self.waiting_again(block) else {
-            return false;
-        };
-        let mut demotions = self.tiering.demotions.lock();
-        if let Some(line) = demotions.nodes.get_mut(&transfer.node.incarnation) {
-            line.push_front(waiting);
-        }
-        true
-    }
-
-    /// [`Pool::store_again`], once for each block. Another offset of the medium may take the block.
-    pub(super) fn store_again_once(&self, transfer: &Transfer) {
-        let is_first = {
-            let mut demotions = self.tiering.demotions.lock();
-            let line = demotions.nodes.get_mut(&transfer.node.incarnation);
-            line.is_some_and(|line| line.tries_again(transfer.block.version))
-        };
-        if is_first {
-            self.store_again(transfer);
-        }
     }
 
     /// Tells a draining node once that its blocks have their copies.

@@ -670,6 +670,33 @@ impl Pool {
         }
     }
 
+    /// Queues the block of a store that left no copy at the head of its node's queue. Returns false when
+    /// memory does not hold the block.
+    pub(super) fn store_again(&self, transfer: &Transfer) -> bool {
+        let block = &transfer.block;
+        let block = (block.namespace, &block.key, block.version);
+        let Some((_, waiting, _)) = self.waiting_again(block) else {
+            return false;
+        };
+        let mut demotions = self.tiering.demotions.lock();
+        if let Some(line) = demotions.nodes.get_mut(&transfer.node.incarnation) {
+            line.push_front(waiting);
+        }
+        true
+    }
+
+    /// [`Pool::store_again`], once for each block. Another offset of the medium may take the block.
+    pub(super) fn store_again_once(&self, transfer: &Transfer) {
+        let is_first = {
+            let mut demotions = self.tiering.demotions.lock();
+            let line = demotions.nodes.get_mut(&transfer.node.incarnation);
+            line.is_some_and(|line| line.tries_again(transfer.block.version))
+        };
+        if is_first {
+            self.store_again(transfer);
+        }
+    }
+
     /// Frees what a failed transfer held. The range of a store stays unused until its zone is written again.
     pub(super) fn give_up_transfer(&self, transfer: Transfer) {
         self.load_ended(&transfer);
