@@ -388,11 +388,18 @@ impl StoreNode {
     }
 
     /// Records that the media do not come back, as an earlier leader has told the node. A report of an earlier session
-    /// does not count.
+    /// or of a cancelled drain does not count.
     pub(crate) fn says_media_leave(&self, session: u64) {
-        let _no_cancellation = self.cancellations.lock();
-        if self.drains() && self.session_number() == Some(session) {
-            self.media_leave.store(true, Ordering::Release);
+        let cancellations = self.cancellations.lock();
+        let is_current = cancellations.open().is_none() && self.session_number() == Some(session);
+        if !is_current || !self.drains() {
+            return;
+        }
+        self.media_leave.store(true, Ordering::Release);
+        // The node forgets its report when it hears an order that was sent before.
+        let is_told = self.is_told_to_leave();
+        if is_told {
+            self.order_drain();
         }
     }
 

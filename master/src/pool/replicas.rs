@@ -626,7 +626,12 @@ impl Pool {
             return None;
         }
         let left = self.look_at_left(node, u64::MAX);
-        (left <= in_vain).then_some(left)
+        // The task does not try blocks that only media hold.
+        let in_memory = match node.media_leave() {
+            true => self.only_in_memory_of(node, u64::MAX),
+            false => left,
+        };
+        (in_memory <= in_vain).then_some(left)
     }
 
     /// Tells a draining node that it need not wait for any of its blocks, and how many blocks have

@@ -4,7 +4,8 @@ use crate::support::media::*;
 use crate::support::pool;
 use kvpool_master::Config;
 use kvpool_master::membership::StoreNode;
-use kvpool_master::pool::{Blocks, Change, Pool, TaskState, TaskView, Wish};
+use kvpool_master::pool::{Blocks, Change, OfferedMedium, Pool, TaskState, TaskView, Wish};
+use kvpool_proto::MediumState;
 use kvpool_types::{Code, NodeName};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -194,4 +195,39 @@ async fn a_node_whose_media_leave_is_drained_under_no_leader_while_blocks_are_on
     assert_eq!(node.left_blocks(), None);
     pool.out_of_service(node, cold.node.session, false);
     until("drained again, with its medium", is_drained).await;
+}
+
+/// A disk that takes no more stores is a reason to retire its node. The task of the stop moves nothing off the disk.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_stops_is_told_while_blocks_are_only_on_its_medium_that_leaves() {
+    let cold = Cold::block(Config::default()).await;
+    let (pool, node, disk) = (&cold.pool, &cold.node.node, &cold.disk);
+    drain(pool, node, true).await;
+    let shut = OfferedMedium {
+        state: MediumState::MediumReadOnly,
+        ..disk.offer(32 * MIB, 4 * MIB)
+    };
+    let offered = pool.media_offered(node, cold.node.session, vec![shut]);
+    offered.await.unwrap();
+    disk.is_demoted.store(false, Ordering::SeqCst);
+    pool.draining(node, true);
+    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+    assert_eq!(disk.left.load(Ordering::SeqCst), 1);
+}
+
+/// A caller takes the count for final when the task has ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_move_off_media_voids_the_count_of_the_blocks_that_are_left() {
+    let cold = Cold::block(Config::default()).await;
+    let (pool, node) = (&cold.pool, &cold.node.node);
+    drain(pool, node, true).await;
+    until("counted", || node.left_blocks() == Some(1)).await;
+    let wish = Wish {
+        from: Some(node.name.clone()),
+        ..off_media()
+    };
+    let begun = pool.change_replicas(wish, Blocks::OnlyOnMedia).await;
+    assert_eq!(node.left_blocks(), None);
+    ended(pool, begun.unwrap()).await;
+    until("counted again", || node.left_blocks() == Some(1)).await;
 }

@@ -304,6 +304,13 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a node that stops does not wait until its media are empty",
             "no copy is given up for a block that only passes through memory",
             "a block that moves to a medium waits for its write budget",
+            "a node that stops waits for no block that is only on media",
+            "a move off media voids the count of the blocks that are left",
+            "a node is told again that its media leave when its report comes after the order",
+            "a report that media leave is not of a cancelled drain",
+            "blocks of an ended batch wait for no store at once",
+            "a block that moves to a draining node is in the queue of the drain",
+            "a block whose medium was busy goes back to no queue of a drain",
         ],
     ),
     (

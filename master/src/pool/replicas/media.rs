@@ -18,6 +18,7 @@ use kvpool_types::{Code, KeyRef, SegmentId};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::yield_now;
 use tokio::time::sleep;
 
 /// The most bytes of a batch. A longer block is a batch of its own.
@@ -61,6 +62,8 @@ impl Pool {
             return Err(Self::not_draining(&node));
         }
         self.doubt_drained();
+        // A caller would take an earlier count for the count after the task.
+        node.note_count(None);
         let view = task.view(self.now());
         let pool = Arc::clone(self);
         tokio::spawn(async move { pool.empty_media(&node, drain, &task, &own, &found).await });
@@ -89,6 +92,8 @@ impl Pool {
             let (batch, further) = rest.split_at(first_batch(rest).min(rest.len()));
             rest = further;
             self.move_batch(own, task, batch, &is_over).await;
+            // A batch that no node takes waits for nothing.
+            yield_now().await;
         }
         let why = "the node has left, or drains no more";
         task.give_up_unfed(Code::Unreachable, why, self.now());

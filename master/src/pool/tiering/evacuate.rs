@@ -143,7 +143,8 @@ impl Pool {
         })
     }
 
-    /// Gives a block its turn at the media of its new node at once.
+    /// Gives a block its turn at the media of its new node at once. During a drain of that node every block has its
+    /// turn at once, and must not wait for the write budget.
     pub(in crate::pool) fn queue_moved_for_media(&self, put: &Put<'_>, used: Tick) {
         let waiting = Waiting {
             block: put.block,
@@ -158,6 +159,7 @@ impl Pool {
         for replica in put.replicas {
             if let Some(segment) = segments.get(replica.segment)
                 && let Some(line) = demotions.nodes.get_mut(&segment.node.incarnation)
+                && line.drains.is_none()
             {
                 line.moved.push_back((waiting.clone(), used));
             }
@@ -176,8 +178,20 @@ impl Pool {
     /// Gives a block back whose media are busy or slow.
     pub(super) fn wait_again(&self, node: &StoreNode, waiting: Waiting, used: Tick) {
         let mut demotions = self.tiering.demotions.lock();
-        if let Some(line) = demotions.nodes.get_mut(&node.incarnation) {
+        // The walk of a drain that has begun meanwhile finds the block.
+        let line = demotions.nodes.get_mut(&node.incarnation);
+        if let Some(line) = line.filter(|line| line.drains.is_none()) {
             line.moved.push_front((waiting, used));
+        }
+    }
+
+    /// Lets these blocks wait no longer for stores at once. Otherwise the blocks of many batches would wait behind a
+    /// medium without write budget.
+    fn forget_moved(&self, versions: &HashSet<Version>) {
+        let mut demotions = self.tiering.demotions.lock();
+        for line in demotions.nodes.values_mut() {
+            line.moved
+                .retain(|(waiting, _)| !versions.contains(&waiting.version));
         }
     }
 
@@ -189,6 +203,7 @@ impl Pool {
         mut moved: Vec<(Moved, bool)>,
         is_over: &(impl Fn() -> bool + Sync),
     ) {
+        let versions: HashSet<Version> = moved.iter().map(|(block, _)| block.version).collect();
         let nodes = self.members.all();
         let may_store = nodes
             .iter()
@@ -205,8 +220,11 @@ impl Pool {
                 self.copy_on(own, block).is_some()
                     && self.stays_in_memory(block.namespace, &block.key, block.version)
             });
-            if moved.is_empty() || is_over() {
+            if is_over() {
                 return;
+            }
+            if moved.is_empty() {
+                return self.forget_moved(&versions);
             }
             let now = Instant::now();
             let waiting = moved
@@ -225,6 +243,7 @@ impl Pool {
             sleep(POLL).await;
         }
         moved.retain(|(block, is_taken)| *is_taken && !self.waits_for_store(block));
+        self.forget_moved(&versions);
         let (pool, own) = (Arc::clone(self), own.clone());
         // An eviction may wait for the log meanwhile.
         let given_up = kvpool_seams::blocking(move || {

@@ -77,3 +77,59 @@ async fn a_copy_is_given_up_only_for_a_block_that_memory_takes() {
     assert_eq!(medium.copies(), 0);
     pool.retire().await;
 }
+
+/// The write budget of a medium may be used up for long. Neither the blocks of many batches nor a drain wait for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocks_wait_for_stores_at_once_while_their_batch_does_and_no_drain_begins() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let (node, session, _sent) = connected(&pool);
+    let segment = Segment::new(SegmentId(1), Arc::clone(&node), Length(1 << 20), 1.0);
+    pool.placement.insert(Arc::new(segment));
+    pool.tiering.demotions.lock().expect(node.incarnation);
+    let moved = transfer(&node, session, &medium, Direction::Store).block;
+    let at = Replica {
+        segment: SegmentId(1),
+        extent: ExtentIndex(0),
+        offset: Offset(0),
+    };
+    let queue = || {
+        let put = Put {
+            namespace: SPACE,
+            key: &moved.key,
+            parent: None,
+            block: BlockId(1),
+            version: moved.version,
+            bytes: 100,
+            hard_pin: false,
+            replicas: std::slice::from_ref(&at),
+        };
+        pool.queue_moved_for_media(&put, Tick(5));
+    };
+    let queued = || {
+        let demotions = pool.tiering.demotions.lock();
+        demotions.nodes[&node.incarnation].moved.len()
+    };
+    let own = HashSet::from([medium.id]);
+    queue();
+    assert_eq!(queued(), 1);
+    pool.settle_moved(&own, vec![(moved.clone(), false)], &|| true)
+        .await;
+    assert_eq!(queued(), 1, "the task is over, and the block has no copy");
+    // Memory does not have the block.
+    pool.settle_moved(&own, vec![(moved.clone(), false)], &|| false)
+        .await;
+    assert_eq!(queued(), 0);
+    queue();
+    let (waiting, used) = pool.next_moved(&node).unwrap();
+    let since = pool.directory.next_tick();
+    pool.tiering
+        .demotions
+        .lock()
+        .begin_drain(node.incarnation, since);
+    pool.wait_again(&node, waiting, used);
+    assert_eq!(queued(), 0, "the drain has begun meanwhile");
+    queue();
+    assert_eq!(queued(), 0, "it is in the queue of the drain");
+    pool.retire().await;
+}
