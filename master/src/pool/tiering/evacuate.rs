@@ -27,6 +27,9 @@ const STORES_END: Duration = Duration::from_secs(10);
 /// How long after the end of a store its record may come.
 const RECORDED: Duration = Duration::from_millis(300);
 const POLL: Duration = Duration::from_millis(5);
+/// The most blocks of a node that wait for stores at once. Its medium may have no write budget for long. Further blocks
+/// have their turns as blocks of puts do.
+pub(super) const MOST_MOVED: usize = 4096;
 
 /// A copy on a medium of a node, while no node that stays has the block in memory.
 #[derive(Clone, Copy, Debug)]
@@ -160,6 +163,7 @@ impl Pool {
             if let Some(segment) = segments.get(replica.segment)
                 && let Some(line) = demotions.nodes.get_mut(&segment.node.incarnation)
                 && line.drains.is_none()
+                && line.moved.len() < MOST_MOVED
             {
                 line.moved.push_back((waiting.clone(), used));
             }
@@ -185,8 +189,8 @@ impl Pool {
         }
     }
 
-    /// Lets these blocks wait no longer for stores at once. Otherwise the blocks of many batches would wait behind a
-    /// medium without write budget.
+    /// Drops these blocks, which have left memory, from the queues of stores at once. Otherwise they would take the
+    /// places of later blocks while a medium has no write budget.
     fn forget_moved(&self, versions: &HashSet<Version>) {
         let mut demotions = self.tiering.demotions.lock();
         for line in demotions.nodes.values_mut() {
@@ -203,7 +207,7 @@ impl Pool {
         mut moved: Vec<(Moved, bool)>,
         is_over: &(impl Fn() -> bool + Sync),
     ) {
-        let versions: HashSet<Version> = moved.iter().map(|(block, _)| block.version).collect();
+        let mut versions: HashSet<Version> = moved.iter().map(|(block, _)| block.version).collect();
         let nodes = self.members.all();
         let may_store = nodes
             .iter()
@@ -227,10 +231,9 @@ impl Pool {
                 return self.forget_moved(&versions);
             }
             let now = Instant::now();
-            let waiting = moved
-                .iter()
-                .filter(|(block, _)| self.waits_for_store(block));
-            let waiting = waiting.count();
+            let queued = self.queued_of(&versions);
+            let waits = |one: &&(Moved, bool)| self.waits_for_store(&one.0, &queued);
+            let waiting = moved.iter().filter(waits).count();
             if waiting > 0 {
                 until = now + RECORDED;
             }
@@ -242,8 +245,12 @@ impl Pool {
             }
             sleep(POLL).await;
         }
-        moved.retain(|(block, is_taken)| *is_taken && !self.waits_for_store(block));
+        let queued = self.queued_of(&versions);
+        for (block, _) in &moved {
+            versions.remove(&block.version);
+        }
         self.forget_moved(&versions);
+        moved.retain(|(block, is_taken)| *is_taken && !self.waits_for_store(block, &queued));
         let (pool, own) = (Arc::clone(self), own.clone());
         // An eviction may wait for the log meanwhile.
         let given_up = kvpool_seams::blocking(move || {
@@ -256,15 +263,20 @@ impl Pool {
         }
     }
 
-    /// Whether a block that has moved waits for its store, or is being stored.
-    fn waits_for_store(&self, block: &Moved) -> bool {
-        let is_queued = {
-            let demotions = self.tiering.demotions.lock();
-            let mut moved = demotions.nodes.values().flat_map(|line| &line.moved);
-            moved.any(|(waiting, _)| waiting.version == block.version)
-        };
+    /// Those of these blocks that wait for stores at once.
+    fn queued_of(&self, versions: &HashSet<Version>) -> HashSet<Version> {
+        let demotions = self.tiering.demotions.lock();
+        let moved = demotions.nodes.values().flat_map(|line| &line.moved);
+        let queued = moved.map(|(waiting, _)| waiting.version);
+        queued
+            .filter(|version| versions.contains(version))
+            .collect()
+    }
+
+    /// Whether a block that has moved is `queued` for its store, or is being stored.
+    fn waits_for_store(&self, block: &Moved, queued: &HashSet<Version>) -> bool {
         let meanwhile = || self.tiering.traffic.lock().stores.meanwhile(block);
-        is_queued || meanwhile() != Meanwhile::Changed
+        queued.contains(&block.version) || meanwhile() != Meanwhile::Changed
     }
 
     /// The copy of a block on one of these media.

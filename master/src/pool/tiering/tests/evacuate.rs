@@ -1,5 +1,6 @@
 //! Blocks that leave the media of a node for other nodes.
 
+use super::super::evacuate::MOST_MOVED;
 use super::*;
 use crate::membership::UndrainOutcome;
 use crate::replica::BlockId;
@@ -80,7 +81,7 @@ async fn a_copy_is_given_up_only_for_a_block_that_memory_takes() {
 
 /// The write budget of a medium may be used up for long. Neither the blocks of many batches nor a drain wait for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn blocks_wait_for_stores_at_once_while_their_batch_does_and_no_drain_begins() {
+async fn blocks_wait_for_stores_at_once_in_a_bounded_queue_and_during_no_drain() {
     let directory = tempfile::tempdir().unwrap();
     let (pool, medium) = pool_on_medium(directory.path()).await;
     let (node, session, _sent) = connected(&pool);
@@ -131,5 +132,8 @@ async fn blocks_wait_for_stores_at_once_while_their_batch_does_and_no_drain_begi
     assert_eq!(queued(), 0, "the drain has begun meanwhile");
     queue();
     assert_eq!(queued(), 0, "it is in the queue of the drain");
+    pool.tiering.demotions.lock().end_drain(node.incarnation);
+    (0..=MOST_MOVED).for_each(|_| queue());
+    assert_eq!(queued(), MOST_MOVED);
     pool.retire().await;
 }
