@@ -403,6 +403,20 @@ impl StoreNode {
         }
     }
 
+    /// Records that the media of a node out of service do not come back, and tells the node. If this drain was
+    /// cancelled, nothing happens.
+    pub(crate) fn media_leave_too(&self, drain: u64) {
+        let cancellations = self.cancellations.lock();
+        if cancellations.made != drain || !self.drains() {
+            return;
+        }
+        let is_known = self.media_leave.swap(true, Ordering::AcqRel);
+        let is_told = self.is_told_to_leave();
+        if is_told && !is_known {
+            self.order_drain();
+        }
+    }
+
     /// Takes the node out of service for an operator. Returns the number of the drain. A drain that goes on does not
     /// say whether the `media` leave too.
     pub(crate) fn leave(&self, media: Option<bool>) -> u64 {

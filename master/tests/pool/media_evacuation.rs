@@ -231,3 +231,22 @@ async fn a_move_off_media_voids_the_count_of_the_blocks_that_are_left() {
     ended(pool, begun.unwrap()).await;
     until("counted again", || node.left_blocks() == Some(1)).await;
 }
+
+/// The leader that was told so may have died before it told the node.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_move_off_media_says_that_the_media_leave() {
+    let cold = Cold::block(Config::default()).await;
+    let (pool, node) = (&cold.pool, &cold.node.node);
+    let task = pool.drain_node(&node.name, true).await.unwrap();
+    ended(pool, task).await;
+    let is_drained = || pool.state_label(node) == "drained";
+    until("drained, with its medium", is_drained).await;
+    let wish = Wish {
+        from: Some(node.name.clone()),
+        ..off_media()
+    };
+    let begun = pool.change_replicas(wish, Blocks::OnlyOnMedia).await;
+    ended(pool, begun.unwrap()).await;
+    until("the block is counted", || node.left_blocks() == Some(1)).await;
+    assert!(!is_drained());
+}

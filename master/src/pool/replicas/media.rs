@@ -48,6 +48,9 @@ impl Pool {
                 format!("node {} {why}", node.name),
             ));
         };
+        // The drain's own order may have been lost with the leader that gave it.
+        node.media_leave_too(drain);
+        self.doubt_drained();
         let own = self.media_held_by(&node);
         let found = self.only_on_media(&own).await;
         let task = Task::of_media(Self::off(&node), found.len() as u64, self.now());
