@@ -53,8 +53,8 @@ pub enum Blocks<'k> {
     Pattern(NamespaceId, Regex),
     /// Every block that has a replica on the task's node.
     OnNode,
-    /// Every block that only media of the task's node hold, while an operator drains it. The media count as media that do
-    /// not come back.
+    /// Every block that only media of the task's node hold, while an operator drains it. From then on the media count
+    /// as media that do not come back.
     OnlyOnMedia,
 }
 

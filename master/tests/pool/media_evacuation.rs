@@ -250,3 +250,17 @@ async fn a_move_off_media_says_that_the_media_leave() {
     until("the block is counted", || node.left_blocks() == Some(1)).await;
     assert!(!is_drained());
 }
+
+/// It comes back with its media.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_block_moves_off_the_media_of_a_node_that_only_stops() {
+    let cold = Cold::block(Config::default()).await;
+    let (pool, node) = (&cold.pool, &cold.node.node);
+    pool.draining(node, false);
+    let wish = Wish {
+        from: Some(node.name.clone()),
+        ..off_media()
+    };
+    let refused = pool.change_replicas(wish, Blocks::OnlyOnMedia).await;
+    assert_eq!(refused.unwrap_err().code, Code::NotDraining);
+}

@@ -62,9 +62,9 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         what: "only the media of a node that an operator drains are emptied",
         file: "master/src/pool/replicas/media.rs",
         on: "node.current_drain().filter(|_| node.leaves())",
-        off: "node.current_drain().or(Some(0))",
+        off: "node.current_drain()",
         package: "kvpool-master",
-        test: "blocks_on_media_that_no_node_takes_stay_and_are_counted",
+        test: "no_block_moves_off_the_media_of_a_node_that_only_stops",
     },
     Mechanism {
         invariant: 5,
