@@ -9,7 +9,7 @@ use kvpool_proto::MediumState;
 use kvpool_types::{Code, NodeName};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// One and a half times the memory of a node.
 const BLOCKS: u64 = 12 * MIB / BLOCK;
@@ -156,6 +156,12 @@ async fn a_move_off_a_medium_waits_for_the_write_budget_of_the_other() {
     assert_eq!(view().state, TaskState::Running);
     // No block that waits has lost its copy.
     assert_eq!(present(&pool, 0..BLOCKS).await, before);
+    // The operator says that the medium comes back after all.
+    let begun = Instant::now();
+    let plain = pool.drain_node(&a.node.name, false).await.unwrap();
+    ended(&pool, plain).await;
+    ended(&pool, view()).await;
+    assert!(begun.elapsed() < Duration::from_secs(5));
 }
 
 /// The drain is cancelled while blocks are loaded.

@@ -210,4 +210,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_move_off_media_says_that_the_media_leave",
     },
+    Mechanism {
+        invariant: 5,
+        what: "a drain whose media come back ends the moves off them",
+        file: "master/src/pool/replicas/media.rs",
+        on: "let stays = is_gone || !node.media_leave();",
+        off: "let stays = is_gone;",
+        package: "kvpool-master",
+        test: "a_move_off_a_medium_waits_for_the_write_budget_of_the_other",
+    },
 ];

@@ -305,6 +305,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "no copy is given up for a block that only passes through memory",
             "a block that moves to a medium waits for its write budget",
             "a move off media says that the media leave",
+            "a drain whose media come back ends the moves off them",
             "a node that stops waits for no block that is only on media",
             "a move off media voids the count of the blocks that are left",
             "a node is told again that its media leave when its report comes after the order",

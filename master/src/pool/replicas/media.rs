@@ -83,7 +83,9 @@ impl Pool {
     ) {
         let is_over = || {
             let is_gone = node.state() == NodeState::Gone || node.current_drain() != Some(drain);
-            is_gone || task.is_cancelled() || !self.leads() || self.is_stopping()
+            // A later drain may say that the media come back after all.
+            let stays = is_gone || !node.media_leave();
+            stays || task.is_cancelled() || !self.leads() || self.is_stopping()
         };
         let mut rest = found;
         while !rest.is_empty() && !is_over() {
@@ -98,7 +100,7 @@ impl Pool {
             // A batch that no node takes waits for nothing.
             yield_now().await;
         }
-        let why = "the node has left, or drains no more";
+        let why = "the node has left, or its media come back";
         task.give_up_unfed(Code::Unreachable, why, self.now());
         self.doubt_drained();
     }
