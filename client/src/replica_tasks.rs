@@ -35,6 +35,9 @@ pub enum ReplicaBlocks {
     Pattern(String),
     /// Every block of every namespace with a replica on [`ReplicaWish::from`].
     OnNode,
+    /// Every block of every namespace that only the media of [`ReplicaWish::from`] hold. They move to any node, off a
+    /// node that an operator drains. An older master refuses this with [`Code::InvalidArgument`].
+    OnlyOnMedia,
 }
 
 /// The description of a new task.
@@ -124,6 +127,7 @@ impl Client {
                 ReplicaBlocks::Keys(keys) => Named::Keys(pack(keys).into()),
                 ReplicaBlocks::Pattern(pattern) => Named::Pattern(pattern.clone()),
                 ReplicaBlocks::OnNode => Named::EveryBlock(true),
+                ReplicaBlocks::OnlyOnMedia => Named::OnlyOnMedia(true),
             }),
         };
         // A repeated call would add a second replica.
@@ -145,7 +149,22 @@ impl Client {
     /// A repeated call begins another task for the remaining blocks. The call also begins a cancelled drain
     /// again. [`Client::go_on_draining`] does not.
     pub async fn drain_node(&self, name: &str, force: bool) -> Result<ReplicaTask, ControlError> {
-        self.drain(name, force, false).await
+        self.drain(name, (force, false), false).await
+    }
+
+    /// As [`Client::drain_node`], for a node whose media do not come back. It is `drained` only once no block is left
+    /// on its media alone. A task of [`ReplicaBlocks::OnlyOnMedia`] moves these blocks. An older master drains the node
+    /// as [`Client::drain_node`] does, and refuses that task.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::drain_node`].
+    pub async fn drain_node_and_media(
+        &self,
+        name: &str,
+        force: bool,
+    ) -> Result<ReplicaTask, ControlError> {
+        self.drain(name, (force, true), false).await
     }
 
     /// Begins another task that moves the remaining blocks of a draining node.
@@ -156,13 +175,13 @@ impl Client {
     /// its drain was cancelled. [`Code::NodeUnheard`] means that a new leader has not heard the node yet. An older
     /// master treats the call as [`Client::drain_node`].
     pub async fn go_on_draining(&self, name: &str) -> Result<ReplicaTask, ControlError> {
-        self.drain(name, false, true).await
+        self.drain(name, (false, false), true).await
     }
 
     async fn drain(
         &self,
         name: &str,
-        force: bool,
+        (force, media_leave): (bool, bool),
         goes_on: bool,
     ) -> Result<ReplicaTask, ControlError> {
         let request = DrainNodeRequest {
@@ -170,6 +189,7 @@ impl Client {
             name: name.to_owned(),
             force,
             goes_on,
+            media_leave,
         };
         // The master first waits for the puts on the node.
         let call = Call::by(self.control_deadline()).waiting();

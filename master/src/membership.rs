@@ -180,6 +180,8 @@ pub struct StoreNode {
     wants_signed_reads: AtomicBool,
     /// True once an operator takes the node out of service.
     leaves: AtomicBool,
+    /// True while an operator drains the node and its media do not come back.
+    media_leave: AtomicBool,
     /// True once the drain has begun and the node must be told.
     is_told_to_leave: AtomicBool,
     /// The number of the pool's doubts before the last check, plus one, if that check found nothing left to move;
@@ -220,6 +222,7 @@ impl StoreNode {
             pulls: AtomicBool::new(false),
             wants_signed_reads: AtomicBool::new(false),
             leaves: AtomicBool::new(false),
+            media_leave: AtomicBool::new(false),
             is_told_to_leave: AtomicBool::new(false),
             nothing_left_at: AtomicU64::new(0),
             left: AtomicU64::new(0),
@@ -306,6 +309,7 @@ impl StoreNode {
         }
         cancellations.made += 1;
         self.leaves.store(false, Ordering::Release);
+        self.media_leave.store(false, Ordering::Release);
         self.is_told_to_leave.store(false, Ordering::Release);
         self.waits_for_moves.store(false, Ordering::Release);
         self.await_word(false);
@@ -378,10 +382,49 @@ impl StoreNode {
         self.leaves.load(Ordering::Acquire)
     }
 
-    /// Takes the node out of service for an operator. Returns the number of the drain.
-    pub(crate) fn leave(&self) -> u64 {
+    /// True while an operator drains the node and its media do not come back.
+    pub(crate) fn media_leave(&self) -> bool {
+        self.media_leave.load(Ordering::Acquire)
+    }
+
+    /// Records that the media do not come back, as an earlier leader has told the node. A report of an earlier session
+    /// or of a cancelled drain does not count.
+    pub(crate) fn says_media_leave(&self, session: u64) {
+        let cancellations = self.cancellations.lock();
+        let is_current = cancellations.open().is_none() && self.session_number() == Some(session);
+        if !is_current || !self.drains() {
+            return;
+        }
+        self.media_leave.store(true, Ordering::Release);
+        // The node forgets its report when it hears an order that was sent before.
+        let is_told = self.is_told_to_leave();
+        if is_told {
+            self.order_drain();
+        }
+    }
+
+    /// Records that the media of a node out of service do not come back, and tells the node. If this drain was
+    /// cancelled, nothing happens.
+    pub(crate) fn media_leave_too(&self, drain: u64) {
+        let cancellations = self.cancellations.lock();
+        if cancellations.made != drain || !self.drains() {
+            return;
+        }
+        let is_known = self.media_leave.swap(true, Ordering::AcqRel);
+        let is_told = self.is_told_to_leave();
+        if is_told && !is_known {
+            self.order_drain();
+        }
+    }
+
+    /// Takes the node out of service for an operator. Returns the number of the drain. A drain that goes on does not
+    /// say whether the `media` leave too.
+    pub(crate) fn leave(&self, media: Option<bool>) -> u64 {
         let cancellations = self.cancellations.lock();
         self.leaves.store(true, Ordering::Release);
+        if let Some(media) = media {
+            self.media_leave.store(media, Ordering::Release);
+        }
         self.begin_drain();
         cancellations.made
     }
@@ -392,8 +435,14 @@ impl StoreNode {
         let cancellations = self.cancellations.lock();
         if cancellations.made == drain {
             self.is_told_to_leave.store(true, Ordering::Release);
-            self.send(proto::master_message::Body::Drain(proto::Drain {}));
+            self.order_drain();
         }
+    }
+
+    fn order_drain(&self) {
+        let media_leave = self.media_leave();
+        let order = proto::Drain { media_leave };
+        self.send(proto::master_message::Body::Drain(order));
     }
 
     /// Tells the node that no block of it waits any more, and how many blocks leave with it. Sends nothing if this
@@ -415,7 +464,7 @@ impl StoreNode {
             self.tell_to_stay(number);
         }
         if self.is_told_to_leave() {
-            self.send(proto::master_message::Body::Drain(proto::Drain {}));
+            self.order_drain();
         }
     }
 

@@ -120,6 +120,7 @@ impl Agent {
             options,
             phases,
             phase: phase.clone(),
+            media_leave: AtomicBool::new(false),
             connected: Arc::clone(&connected),
             saved: Arc::clone(&saved),
             reports: 0,
@@ -213,6 +214,8 @@ struct Context {
     phases: watch::Receiver<Phase>,
     /// The master may have the node drain.
     phase: watch::Sender<Phase>,
+    /// Whether the operator who drains the node has said that its media do not come back.
+    media_leave: AtomicBool,
     connected: Arc<AtomicBool>,
     /// Set when the master has said that no block of the node, which stops, waits any more.
     saved: Arc<Mutex<Option<u64>>>,

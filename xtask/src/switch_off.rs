@@ -4,6 +4,7 @@
 
 mod bytes;
 mod devices;
+mod evacuation;
 mod handoff;
 mod master;
 mod media;
@@ -34,7 +35,7 @@ struct Mechanism {
 }
 
 /// Every mechanism, by what it keeps.
-const MECHANISMS: [&[Mechanism]; 11] = [
+const MECHANISMS: [&[Mechanism]; 12] = [
     master::MECHANISMS,
     bytes::MECHANISMS,
     devices::MECHANISMS,
@@ -42,6 +43,7 @@ const MECHANISMS: [&[Mechanism]; 11] = [
     pins::MECHANISMS,
     returned::MECHANISMS,
     replicas::MECHANISMS,
+    evacuation::MECHANISMS,
     tenants::MECHANISMS,
     security::MECHANISMS,
     silence::MECHANISMS,

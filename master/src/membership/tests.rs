@@ -133,3 +133,29 @@ fn the_word_to_a_node_names_the_report_that_it_answers() {
     assert!(node.says_it_drains(report(None, 2)));
     assert_eq!(answered(&node), 3);
 }
+
+/// The leader's order may be on its way before the leader has heard the report.
+#[test]
+fn a_report_that_media_leave_counts_for_the_drain_of_now_and_stays_with_the_node() {
+    let key = GrantKey([1; 32]);
+    let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
+    let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
+    let session = node.attach(Address::default(), outbox, BootInstant(0));
+    let drain = node.leave(None);
+    node.tell_to_leave(drain);
+    let mut told = || match inbox.try_recv().unwrap().unwrap().body {
+        Some(proto::master_message::Body::Drain(order)) => order.media_leave,
+        other => panic!("{other:?}"),
+    };
+    assert!(!told());
+    node.says_media_leave(session);
+    assert!(node.media_leave());
+    assert!(told(), "the order before this one says otherwise");
+    assert_eq!(node.undrain(), UndrainOutcome::Now);
+    node.leave(Some(false));
+    node.says_media_leave(session);
+    assert!(!node.media_leave(), "the report is of the drain before");
+    node.confirm_undrain(1);
+    node.says_media_leave(session);
+    assert!(node.media_leave());
+}

@@ -270,7 +270,8 @@ fn silent(node: &NodeFacts) -> Option<Alert> {
             Severity::Notice,
             AlertKind::NodeDrained,
             format!(
-                "Node {name} is drained: a stop loses no block. Keep its disks if it has an SSD"
+                "Node {name} is drained: a stop loses no block. Keep its disks if it has an SSD and was \
+                 drained without --ssd"
             ),
         ),
         "gone" if node.silent_ms.is_some() => (

@@ -295,6 +295,12 @@ impl Pool {
         );
     }
 
+    /// Processes the word of a node out of service that its media do not come back.
+    pub fn media_leave(&self, node: &StoreNode, session: u64) {
+        node.says_media_leave(session);
+        self.doubt_drained();
+    }
+
     /// Processes a node's report that it drains: [`Pool::draining`] or [`Pool::out_of_service`], with the number of
     /// the report.
     pub fn says_it_drains(self: &Arc<Self>, node: &Arc<StoreNode>, report: DrainReport) {

@@ -15,6 +15,7 @@
 
 mod drained;
 mod heat;
+mod media;
 mod mover;
 mod pulls;
 mod tasks;
@@ -52,6 +53,9 @@ pub enum Blocks<'k> {
     Pattern(NamespaceId, Regex),
     /// Every block that has a replica on the task's node.
     OnNode,
+    /// Every block that only media of the task's node hold, while an operator drains it. From then on the media count
+    /// as media that do not come back.
+    OnlyOnMedia,
 }
 
 /// What a task does to each of its blocks.
@@ -288,6 +292,7 @@ impl Pool {
                 self.scan_blocks(|block| block.replicas().iter().any(|r| own.contains(&r.segment)))
                     .await
             }
+            Blocks::OnlyOnMedia => return self.move_off_media(&wish).await,
         };
         self.begin_task(wish, found, &left)
     }
@@ -303,14 +308,18 @@ impl Pool {
         for name in names {
             self.node_named(name)?;
         }
+        let is_off = wish.change == Change::Move && wish.to.is_empty() && wish.evict;
         match wish.change {
+            _ if matches!(blocks, Blocks::OnlyOnMedia) && !is_off => {
+                invalid("blocks on media move to any node, and evict older blocks")
+            }
             Change::Copy if wish.from.is_some() && !matches!(blocks, Blocks::OnNode) => {
                 invalid("a copy reads from any node: leave out the node to copy from")
             }
             Change::Move if wish.to.len() > 1 => invalid("a replica moves to one node"),
             Change::Drop if wish.from.is_none() => invalid("a drop needs the node of the replica"),
             Change::Drop if !wish.to.is_empty() => invalid("a drop has no target"),
-            _ if matches!(blocks, Blocks::OnNode) && wish.from.is_none() => {
+            _ if matches!(blocks, Blocks::OnNode | Blocks::OnlyOnMedia) && wish.from.is_none() => {
                 invalid("every block of a node needs the node")
             }
             _ if wish.from.iter().any(|from| wish.to.contains(from)) => {
@@ -405,12 +414,35 @@ impl Pool {
         name: &NodeName,
         force: bool,
     ) -> Result<TaskView, TaskRefused> {
+        self.begin_drain(name, force, false).await
+    }
+
+    /// As [`Pool::drain_node`], for a node whose media do not come back. It is not drained while blocks are left on
+    /// these media alone. A task of [`Blocks::OnlyOnMedia`] moves them.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Pool::drain_node`].
+    pub async fn drain_node_and_media(
+        self: &Arc<Self>,
+        name: &NodeName,
+        force: bool,
+    ) -> Result<TaskView, TaskRefused> {
+        self.begin_drain(name, force, true).await
+    }
+
+    async fn begin_drain(
+        self: &Arc<Self>,
+        name: &NodeName,
+        force: bool,
+        media: bool,
+    ) -> Result<TaskView, TaskRefused> {
         let node = self.node_named(name)?;
         // Of two drains at once, the later one must find that the earlier drain's node takes no
         // blocks.
         let one_at_a_time = self.replicas.drains.lock().await;
-        self.check_drain(&node, force).await?;
-        self.leave_service(node, one_at_a_time).await
+        self.check_drain(&node, force, media).await?;
+        self.leave_service(node, Some(media), one_at_a_time).await
     }
 
     /// [`Pool::drain_node`] for a node that drains already: moves the blocks that are left there.
@@ -431,7 +463,7 @@ impl Pool {
         if !node.drains() {
             return Err(Self::not_draining(&node));
         }
-        self.leave_service(node, one_at_a_time).await
+        self.leave_service(node, None, one_at_a_time).await
     }
 
     fn node_named(&self, name: &NodeName) -> Result<Arc<StoreNode>, TaskRefused> {
@@ -444,12 +476,13 @@ impl Pool {
     async fn leave_service(
         self: &Arc<Self>,
         node: Arc<StoreNode>,
+        media: Option<bool>,
         one_at_a_time: tokio::sync::MutexGuard<'_, ()>,
     ) -> Result<TaskView, TaskRefused> {
         if !node.leaves() {
             tracing::info!(node = %node.name, "operator takes the node out of service");
         }
-        let drain = node.leave();
+        let drain = node.leave(media);
         drop(one_at_a_time);
         self.doubt_drained();
         // Runs as a task: a caller that leaves early must not leave the node half drained. Such a
@@ -476,8 +509,11 @@ impl Pool {
     /// copies on the node's media, and the node is told.
     pub(super) fn save_after_task_off(&self, node: &Arc<StoreNode>) -> bool {
         let running = self.replicas.tasks.running();
-        // A cancelled task only finishes its last pulls. It leaves the other blocks in place.
-        let moves = |task: &&Arc<Task>| Self::is_off(&task.wish, node) && !task.is_cancelled();
+        // A cancelled task only finishes its last pulls. It leaves the other blocks in place. Blocks on media do not
+        // leave with the memory of a node that stops.
+        let moves = |task: &&Arc<Task>| {
+            Self::is_off(&task.wish, node) && !task.is_cancelled() && !task.is_of_media()
+        };
         let Some(task) = running.iter().find(moves) else {
             return false;
         };
@@ -494,6 +530,14 @@ impl Pool {
         let begins = node.leaves() && !node.is_told_to_leave();
         let running = self.replicas.tasks.running();
         begins || running.iter().any(|task| Self::is_off(&task.wish, node))
+    }
+
+    /// As [`Pool::is_moved_off`], but without the tasks that move blocks off the node's media.
+    pub(super) fn is_memory_moved_off(&self, node: &StoreNode) -> bool {
+        let begins = node.leaves() && !node.is_told_to_leave();
+        let running = self.replicas.tasks.running();
+        let moves = |task: &Arc<Task>| Self::is_off(&task.wish, node) && !task.is_of_media();
+        begins || running.iter().any(moves)
     }
 
     /// Moves the blocks of a node that stops, and tells the node when no further block moves.
@@ -583,7 +627,12 @@ impl Pool {
             return None;
         }
         let left = self.look_at_left(node, u64::MAX);
-        (left <= in_vain).then_some(left)
+        // The task does not try blocks that only media hold.
+        let in_memory = match node.media_leave() {
+            true => self.only_in_memory_of(node, u64::MAX),
+            false => left,
+        };
+        (in_memory <= in_vain).then_some(left)
     }
 
     /// Tells a draining node that it need not wait for any of its blocks, and how many blocks have

@@ -405,6 +405,9 @@ async fn converse(
                     number: draining.number,
                 };
                 pool.says_it_drains(node, report);
+                if draining.out_of_service && draining.media_leave {
+                    pool.media_leave(node, session);
+                }
             }
             FromNode::Undrained(heard) => pool.undrained(node, heard.number),
             FromNode::Goodbye(_) => {

@@ -34,6 +34,8 @@ pub struct Medium {
     copies: AtomicU64,
     /// The extents with hard-pinned copies. They change under the lock of `extents`.
     pins: Mutex<Pins>,
+    /// The same by zone.
+    in_zones: Mutex<Vec<u32>>,
     ring: Mutex<Ring>,
     /// By zone, the tick at which its writing ended. A copy with a later use is kept when the zone is
     /// emptied.
@@ -75,7 +77,8 @@ impl Medium {
     /// A medium without blocks. `None` when its zones do not fit its size.
     pub fn new(record: record::Medium, accounts: &Arc<Accounts>) -> Option<Self> {
         let ring = Ring::new(record.size, record.zone, record.cursor, 0)?;
-        let sealed = vec![Tick::default(); ring.zones() as usize];
+        let zones = ring.zones() as usize;
+        let sealed = vec![Tick::default(); zones];
         let ledger = Ledger::new(Arc::clone(accounts), Item::Media);
         Some(Self {
             id: record.id,
@@ -85,6 +88,7 @@ impl Medium {
             extents: Mutex::new(Extents::new(record.size).with_ledger(ledger)),
             copies: AtomicU64::new(0),
             pins: Mutex::default(),
+            in_zones: Mutex::new(vec![0; zones]),
             ring: Mutex::new(ring),
             sealed: Mutex::new(sealed),
             holder: Mutex::new(Holder {
@@ -253,6 +257,26 @@ impl Medium {
         self.ring.lock().is_next_due_behind(footprint)
     }
 
+    /// True when a new copy of a block that was used last at `used` drops no copy that may have been used later. The
+    /// zone that would be emptied for it has no copies then, or its copies were written before that use.
+    pub fn takes_old(&self, length: Length, used: Tick) -> bool {
+        let fits = medium::footprint(length).is_some_and(|bytes| bytes <= self.zone);
+        let empties = || self.makes_next_due(length) && self.copies_in(self.next_zone()) > 0;
+        fits && (!empties() || self.oldest_sealed() < used)
+    }
+
+    fn copies_in(&self, zone: u32) -> u32 {
+        let in_zones = self.in_zones.lock();
+        in_zones.get(zone as usize).copied().unwrap_or_default()
+    }
+
+    fn count_in_zone(&self, offset: Offset, count: impl FnOnce(u32) -> u32) {
+        let zone = self.zone_of(offset) as usize;
+        if let Some(copies) = self.in_zones.lock().get_mut(zone) {
+            *copies = count(*copies);
+        }
+    }
+
     /// The owners of the ranges in the zone behind the cursor, which has the oldest copies.
     pub fn oldest(&self) -> Vec<BlockId> {
         let (start, end) = {
@@ -296,6 +320,9 @@ impl Medium {
         let mut extents = self.extents.lock();
         if extents.owner(index).is_none() {
             self.copies.fetch_add(1, Ordering::Relaxed);
+            if let Some(range) = extents.range(index) {
+                self.count_in_zone(range.offset, |copies| copies + 1);
+            }
         }
         extents.set_owner(index, block);
         if is_pinned {
@@ -307,6 +334,7 @@ impl Medium {
         let mut extents = self.extents.lock();
         if extents.owner(replica.extent).is_some() {
             self.copies.fetch_sub(1, Ordering::Relaxed);
+            self.count_in_zone(replica.offset, |copies| copies.saturating_sub(1));
         }
         self.pins.lock().remove(replica.extent);
         extents.free(replica.extent);
@@ -383,6 +411,29 @@ mod tests {
             "{next}"
         );
         assert_eq!(medium.oldest_sealed(), Tick(9));
+    }
+
+    /// Copies of a node that leaves would push out the copies of this one.
+    #[test]
+    fn an_old_block_is_taken_while_no_later_copy_is_dropped_for_it() {
+        let medium = medium();
+        medium.begin_term(Tick(9));
+        let block = Length(MIB - 4096);
+        assert!(medium.takes_old(block, Tick(1)), "the next zone is empty");
+        let next = Offset(4 * MIB);
+        let taken = medium.allocate_at(next, block, NamespaceId(0)).unwrap();
+        medium.set_owner(taken, BlockId(7), false);
+        assert!(!medium.takes_old(block, Tick(9)), "the copy may be later");
+        assert!(medium.takes_old(block, Tick(10)));
+        assert!(!medium.takes_old(Length(2 * MIB), Tick(10)), "no zone fits");
+        let small = Length(4096);
+        assert!(medium.takes_old(small, Tick(1)), "no zone is emptied");
+        medium.free(&Replica {
+            segment: medium.id,
+            extent: taken,
+            offset: next,
+        });
+        assert!(medium.takes_old(block, Tick(1)), "it is empty again");
     }
 
     #[test]

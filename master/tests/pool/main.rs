@@ -12,6 +12,7 @@ mod leases_over_terms;
 mod loads_over_terms;
 mod media;
 mod media_attachments;
+mod media_evacuation;
 mod media_leases;
 mod media_losses;
 mod media_pressure;

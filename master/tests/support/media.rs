@@ -55,6 +55,8 @@ pub(crate) struct Disk {
     pub(crate) refuses_next: AtomicU64,
     /// How often the master asked for a new format.
     pub(crate) resets: AtomicU64,
+    /// While set, the node says at once that it has pulled the blocks of other nodes.
+    pub(crate) pulls: AtomicBool,
 }
 
 impl Disk {
@@ -172,6 +174,11 @@ pub(crate) async fn join(
                             .unwrap();
                     });
                 }
+                Some(Body::Pulls(orders)) if disk.pulls.load(Ordering::SeqCst) => {
+                    let done = orders.pulls.iter().map(|pull| (pull.ticket, Code::Ok));
+                    pool.pulled(&node, &done.collect::<Vec<_>>());
+                }
+                Some(Body::Undrain(order)) => pool.undrained(&node, order.number),
                 Some(Body::Demoted(demoted)) => {
                     disk.left.store(demoted.left, Ordering::SeqCst);
                     disk.is_demoted.store(true, Ordering::SeqCst);

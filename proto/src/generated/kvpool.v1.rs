@@ -875,7 +875,7 @@ pub struct ChangeReplicasRequest {
     #[prost(bool, tag = "8")]
     pub evict: bool,
     /// One of these says which blocks.
-    #[prost(oneof = "change_replicas_request::Blocks", tags = "3, 4, 5")]
+    #[prost(oneof = "change_replicas_request::Blocks", tags = "3, 4, 5, 9")]
     pub blocks: ::core::option::Option<change_replicas_request::Blocks>,
 }
 /// Nested message and enum types in `ChangeReplicasRequest`.
@@ -893,6 +893,10 @@ pub mod change_replicas_request {
         /// every block of every namespace that has a replica on `from`
         #[prost(bool, tag = "5")]
         EveryBlock(bool),
+        /// Every block of every namespace that only media of `from` hold. Only for a move, to any node, off a node that an
+        /// operator drains.
+        #[prost(bool, tag = "9")]
+        OnlyOnMedia(bool),
     }
 }
 #[allow(clippy::all)]
@@ -969,6 +973,9 @@ pub struct DrainNodeRequest {
     /// moves what is left, and begins no drain: refused where the node does not drain
     #[prost(bool, tag = "4")]
     pub goes_on: bool,
+    /// the node's media do not come back: blocks that only they hold count as left; not of goes_on
+    #[prost(bool, tag = "5")]
+    pub media_leave: bool,
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -3391,6 +3398,9 @@ pub struct Draining {
     /// Counts these messages of the node's process, from 1. 0: not said.
     #[prost(uint64, tag = "3")]
     pub number: u64,
+    /// As the last Drain said.
+    #[prost(bool, tag = "4")]
+    pub media_leave: bool,
 }
 /// This incarnation is over: its blocks are gone.
 #[allow(clippy::all)]
@@ -3473,7 +3483,11 @@ pub struct Demoted {
 /// An operator takes the node out of service: from here on it drains, in this session and later ones.
 #[allow(clippy::all)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Drain {}
+pub struct Drain {
+    /// Its media do not come back: blocks that only they hold move too. A node that knows nothing of it never says so.
+    #[prost(bool, tag = "1")]
+    pub media_leave: bool,
+}
 /// An operator takes the node back into service: a drain that Drain began ends. Only to nodes with can_undrain.
 #[allow(clippy::all)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

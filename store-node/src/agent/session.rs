@@ -20,6 +20,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, sleep_until, timeout};
@@ -371,7 +372,8 @@ impl Session {
                     let out_of_service = wanted == Phase::Draining;
                     context.reports += 1;
                     let number = context.reports;
-                    let draining = proto::Draining { move_blocks, out_of_service, number };
+                    let media_leave = out_of_service && context.media_leave.load(Ordering::Acquire);
+                    let draining = proto::Draining { move_blocks, out_of_service, number, media_leave };
                     self.send(ToMaster::Draining(draining))?;
                 }
                 _ = looks.tick(), if context.store.waits_for_boards() => {
@@ -456,7 +458,10 @@ impl Session {
                 };
                 context.options.pulls.push(orders.pulls, &session);
             }
-            FromMaster::Drain(_) => {
+            FromMaster::Drain(order) => {
+                context
+                    .media_leave
+                    .store(order.media_leave, Ordering::Release);
                 context.phase.send_if_modified(|phase| {
                     let serves = *phase == Phase::Serving;
                     if serves {
@@ -493,6 +498,7 @@ impl Session {
             }
             drains
         });
+        context.media_leave.store(false, Ordering::Release);
         if has_changed {
             tracing::info!("an operator takes the node back into service");
         }

@@ -125,7 +125,7 @@ async fn a_node_that_is_taken_back_drains_no_more_in_this_session_and_the_next()
     let (node, mut session) = welcomed(&mut master, &directory).await;
     assert!(session.register.can_undrain);
     for number in 1..3 {
-        session.say(Order::Drain(Drain {}));
+        session.say(Order::Drain(Drain::default()));
         assert_eq!(out_of_service(&session.word().await), Some(true));
         session.say(Order::Undrain(Undrain { number }));
         let heard = session.word().await;
@@ -159,7 +159,7 @@ async fn a_node_that_stops_waits_for_the_answer_to_its_stop() {
     session.welcome(1, SEGMENT);
     ready(&node).await;
     let answer = |answers| Order::Demoted(Demoted { left: 0, answers });
-    session.say(Order::Drain(Drain {}));
+    session.say(Order::Drain(Drain::default()));
     let Body::Draining(first) = session.word().await else {
         panic!("no report of the drain");
     };
@@ -181,6 +181,31 @@ async fn a_node_that_stops_waits_for_the_answer_to_its_stop() {
     session.cut();
     let ended = tokio::time::timeout(PATIENCE, stopped).await;
     assert!(ended.unwrap().unwrap());
+}
+
+/// A later leader counts the blocks on the media only if it hears that they leave.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_tells_each_leader_whether_its_media_leave_until_it_is_taken_back() {
+    use kvpool_proto::master_message::Body as Order;
+    use kvpool_proto::{Drain, Undrain};
+    let leave = |body: &Body| match body {
+        Body::Draining(draining) => Some(draining.media_leave),
+        _ => None,
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let (mut master, _) = Master::start().await;
+    let (node, mut session) = welcomed(&mut master, &directory).await;
+    session.say(Order::Drain(Drain { media_leave: true }));
+    assert_eq!(leave(&session.word().await), Some(true));
+    session.cut();
+    let mut session = master.session().await;
+    session.welcome(1, SEGMENT);
+    ready(&node).await;
+    assert_eq!(leave(&session.word().await), Some(true));
+    session.say(Order::Undrain(Undrain { number: 1 }));
+    assert!(matches!(session.word().await, Body::Undrained(_)));
+    session.say(Order::Drain(Drain::default()));
+    assert_eq!(leave(&session.word().await), Some(false));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,6 +1,7 @@
 //! SSDs over real processes: restarts, kills, and disks with faults.
 
 mod disk_faults;
+mod evacuation;
 mod kills;
 mod points;
 mod restarts;

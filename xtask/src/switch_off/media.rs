@@ -556,7 +556,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 5,
         what: "a store that failed is tried once more",
-        file: "master/src/pool/tiering/demoter.rs",
+        file: "master/src/pool/tiering/transfers.rs",
         on: "if is_first {",
         off: "if is_first && false {",
         package: "kvpool-master",

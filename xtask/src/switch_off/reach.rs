@@ -15,6 +15,7 @@ const LOGS: &str = "nobody reads what processes log";
 const CANCELLED: &str = "no operator of the simulation cancels a drain";
 const REDUNDANT: &str = "another mechanism keeps the rule without it";
 const ONE_MEDIUM: &str = "no node of the simulation has two media";
+const EMPTIES: &str = "no operator of the simulation empties the medium of a node";
 const ONE_THREAD: &str = "in one thread nobody looks while it happens";
 const TWICE: &str = "another mechanism keeps the rule too, unless two threads meet";
 
@@ -284,6 +285,35 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a busy medium stops no stores on other media",
             "a drain begins again when a medium of its node is gone",
             "a drain waits for stores on a medium that has become slow",
+        ],
+    ),
+    (
+        EMPTIES,
+        &[
+            "a block that moved off a medium is stored on another one at once",
+            "an old block that moves off a medium gets room in memory on its way",
+            "no copy that was used later is dropped for a block that moves off a medium",
+            "a load of a drain is no use of its block",
+            "a task runs while its blocks are still to be loaded from media",
+            "a cancelled drain loads no more blocks from media",
+            "only the media of a node that an operator drains are emptied",
+            "a node whose media leave is drained once no block is only on them",
+            "a node tells each leader that its media leave",
+            "a cancelled drain forgets that the media leave",
+            "loads on a node whose media are emptied take the room of blocks with copies",
+            "a node that stops does not wait until its media are empty",
+            "no copy is given up for a block that only passes through memory",
+            "a block that moves to a medium waits for its write budget",
+            "a move off media says that the media leave",
+            "a drain whose media come back ends the moves off them",
+            "a node that stops waits for no block that is only on media",
+            "a move off media voids the count of the blocks that are left",
+            "a node is told again that its media leave when its report comes after the order",
+            "a report that media leave is not of a cancelled drain",
+            "blocks that have left memory wait for no store at once",
+            "the blocks of a node that wait for stores at once have a bound",
+            "a block that moves to a draining node is in the queue of the drain",
+            "a block whose medium was busy goes back to no queue of a drain",
         ],
     ),
     (

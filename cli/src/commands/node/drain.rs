@@ -7,7 +7,9 @@ use crate::connection::{call_timeout, control_error, parse_timeout};
 use crate::context::Context;
 use anyhow::bail;
 use clap::builder::NonEmptyStringValueParser;
-use kvpool_client::{Client, ReplicaTask, ReplicaTaskState};
+use kvpool_client::{
+    Client, ControlError, ReplicaBlocks, ReplicaChange, ReplicaTask, ReplicaTaskState, ReplicaWish,
+};
 use kvpool_types::Code;
 use outcome::{Outcome, said};
 use std::time::{Duration, Instant};
@@ -34,11 +36,13 @@ const UNHEARD: Duration = Duration::from_secs(15);
 /// interrupted. For a suspect node the command fails at once, and the drain waits until the node is heard again.
 /// If the node becomes suspect later, the command says so and waits until the node is heard again or is dropped.
 /// The command ends well once `kvctl status` shows the node as `drained`: a stop loses no block then.
-/// Its disks are still needed. The command fails if a stop would lose blocks, unless --allow-loss is given.
+/// Its disks are still needed, unless --ssd is given. The command fails if a stop would lose blocks, unless
+/// --allow-loss is given.
 #[derive(Debug, clap::Args)]
 #[command(arg = call_timeout(), after_help = "\
-Example:
-  kvctl node drain node-2 --timeout 2m && systemctl stop kvstore-node")]
+Examples:
+  kvctl node drain node-2 --timeout 2m && systemctl stop kvstore-node
+  kvctl node drain node-2 --ssd --timeout 2h")]
 pub(super) struct Args {
     /// The node's name, as `kvctl status` shows it
     #[arg(value_parser = NonEmptyStringValueParser::new())]
@@ -50,6 +54,10 @@ pub(super) struct Args {
     /// Drain the node also when no other node takes its blocks. The pool takes no puts then
     #[arg(long)]
     force: bool,
+    /// Move also the blocks that only the node's SSDs hold, because these do not come back. Each goes to the memory of
+    /// another node, and from there to its SSD within the write budget. No block that was used later is dropped for it
+    #[arg(long)]
+    ssd: bool,
     /// End well also when a stop would lose blocks. The output names their number
     #[arg(long)]
     allow_loss: bool,
@@ -79,17 +87,34 @@ pub(super) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         return Err(unheard(&args.name, &first.state));
     }
     if args.timeout.is_zero() {
+        if args.ssd {
+            off_ssd(&client, &args.name).await.map_err(control_error)?;
+        }
         let outcome = begun_only(&args, &task, first, begun);
         context.output.show(&outcome, said)?;
         return outcome.check(false, args.allow_loss);
     }
     let until = begun + args.timeout;
-    let moved = move_all(&client, &mut watch, task, until).await?;
+    let mut moved = move_all(&client, &mut watch, task, until).await?;
+    let mut settled = settle(&mut watch, &moved, until).await?;
+    if args.ssd && settled.state != GONE {
+        // Now the SSD has the blocks of the memory that found no other place.
+        let off = move_off_ssd(&client, &mut watch, until).await?;
+        settled = settle(&mut watch, &off, until).await?;
+        settled.on_ssd = off.left.min(settled.left);
+        moved = Moved {
+            blocks: moved.blocks + off.blocks,
+            bytes: moved.bytes + off.bytes,
+            left: off.left.max(settled.left),
+            failure: off.failure.or(moved.failure),
+            is_late: off.is_late,
+        };
+    }
     let Settled {
         state,
         left,
         on_ssd,
-    } = settle(&mut watch, &moved, until).await?;
+    } = settled;
     let is_full = !moved.is_late && matches!(moved.failure, Some((Code::Full, _)));
     let outcome = Outcome {
         node: args.name.clone(),
@@ -98,6 +123,7 @@ pub(super) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         bytes: moved.bytes,
         left,
         on_ssd,
+        ssd_leaves: args.ssd,
         reason: moved.reason(),
         seconds: begun.elapsed().as_secs_f64(),
         goes_on: false,
@@ -120,7 +146,11 @@ impl Moved {
 
 /// Begins the drain.
 async fn order(client: &Client, args: &Args) -> anyhow::Result<ReplicaTask> {
-    match client.drain_node(&args.name, args.force).await {
+    let asked = match args.ssd {
+        true => client.drain_node_and_media(&args.name, args.force).await,
+        false => client.drain_node(&args.name, args.force).await,
+    };
+    match asked {
         Err(error) if error.code == Code::LastNode => bail!(
             "{}. Nothing was changed: with --force these blocks are lost when the node stops, unless it copies them \
              to an SSD",
@@ -142,6 +172,7 @@ fn begun_only(args: &Args, task: &ReplicaTask, first: Look, begun: Instant) -> O
         bytes: task.bytes.0,
         left,
         on_ssd: 0,
+        ssd_leaves: args.ssd,
         reason: None,
         seconds: begun.elapsed().as_secs_f64(),
         goes_on: true,
@@ -205,6 +236,64 @@ async fn move_all(
             return Ok(moved);
         };
         task = next;
+    }
+}
+
+/// Begins a task that moves the blocks of the node's SSDs.
+async fn off_ssd(client: &Client, name: &str) -> Result<ReplicaTask, ControlError> {
+    let wish = ReplicaWish {
+        change: ReplicaChange::Move,
+        blocks: ReplicaBlocks::OnlyOnMedia,
+        from: Some(name.to_owned()),
+        to: Vec::new(),
+        evict: true,
+    };
+    client.change_replicas(&wish).await
+}
+
+/// Begins tasks that move the blocks of the node's SSDs until one finds nothing more to move, or the time is over.
+async fn move_off_ssd(
+    client: &Client,
+    watch: &mut Watch<'_>,
+    until: Instant,
+) -> anyhow::Result<Moved> {
+    let name = watch.name();
+    let mut moved = Moved::default();
+    loop {
+        let ended = match off_ssd(client, name).await {
+            // A new leader has not taken the node out of service yet.
+            Err(error) if error.code == Code::NotDraining => None,
+            // The node has left the pool.
+            Err(error) if error.code == Code::Missing => return Ok(moved),
+            Err(error) if error.code == Code::InvalidArgument => bail!(
+                "the master is of an earlier version, and moves no blocks off SSDs: {}. The blocks in the memory of \
+                 node {name} have moved",
+                error.message
+            ),
+            asked => wait(client, watch, asked.map_err(control_error)?, until).await?,
+        };
+        let Some(ended) = ended else {
+            let Some(task) = go_on(client, watch, true).await? else {
+                return Ok(moved);
+            };
+            let again = move_all(client, watch, task, until).await?;
+            moved.blocks += again.blocks;
+            moved.bytes += again.bytes;
+            moved.is_late = again.is_late;
+            if moved.is_late {
+                return Ok(moved);
+            }
+            continue;
+        };
+        moved.blocks += ended.changed;
+        moved.bytes += ended.bytes.0;
+        moved.left = left_of(&ended);
+        moved.is_late = Instant::now() >= until;
+        let is_last = is_last(&ended, watch.take_silence());
+        moved.failure = ended.failure;
+        if moved.is_late || is_last {
+            return Ok(moved);
+        }
     }
 }
 

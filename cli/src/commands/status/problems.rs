@@ -38,7 +38,8 @@ pub(super) fn of(stats: &PoolStats) -> Vec<String> {
     for node in stats.nodes.iter().filter(|node| node.state != "live") {
         if node.state == "drained" {
             problems.push(format!(
-                "node {} is drained: a stop loses no block. Keep its disks if it has an SSD",
+                "node {} is drained: a stop loses no block. Keep its disks if it has an SSD and was \
+                 drained without --ssd",
                 node.name
             ));
             continue;

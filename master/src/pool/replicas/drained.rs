@@ -26,13 +26,22 @@ impl Pool {
         self: &Arc<Self>,
         node: &Arc<StoreNode>,
         force: bool,
+        media: bool,
     ) -> Result<(), TaskRefused> {
         let takes = |other: &Arc<StoreNode>| !Arc::ptr_eq(other, node) && other.pulls_now();
         if force || node.drains() || self.members.all().iter().any(takes) {
             return Ok(());
         }
         let (pool, of) = (Arc::clone(self), Arc::clone(node));
-        match kvpool_seams::blocking(move || pool.only_in_memory_of(&of, u64::MAX)).await {
+        let count = move || {
+            let on_media = if media {
+                pool.count_only_on_media(&of, u64::MAX)
+            } else {
+                0
+            };
+            pool.only_in_memory_of(&of, u64::MAX) + on_media
+        };
+        match kvpool_seams::blocking(count).await {
             Ok(0) => Ok(()),
             Ok(left) => Err(TaskRefused {
                 code: Code::LastNode,
@@ -94,7 +103,10 @@ impl Pool {
     pub(super) fn look_at_left(&self, node: &StoreNode, most: u64) -> u64 {
         // Read first, so that a change during the look voids it.
         let doubts = self.replicas.doubts.load(Ordering::Acquire);
-        let left = self.only_in_memory_of(node, most);
+        let mut left = self.only_in_memory_of(node, most);
+        if node.media_leave() && left < most {
+            left += self.count_only_on_media(node, most - left);
+        }
         // A task also moves blocks with copies on the node's own media, although the node keeps
         // these copies.
         let begins = node.leaves() && !node.is_told_to_leave();

@@ -240,7 +240,7 @@ impl Pool {
             .iter()
             .filter_map(|replica| Some(node_of(replica)?.name.clone()))
             .collect();
-        let targets = match self.targets(&segments, work.to.as_ref(), &holders) {
+        let mut targets = match self.targets(&segments, work.to.as_ref(), &holders) {
             Ok(targets) => targets,
             // The block has another replica or copy that stays, so the move is not needed.
             Err(Step::Later(..))
@@ -250,6 +250,11 @@ impl Pool {
             }
             Err(step) => return step,
         };
+        if task.is_of_media() {
+            // A block that was used long ago stays on a medium, and not for long in memory.
+            let takes = |node: &Arc<StoreNode>| self.takes_moved(node, &found.moved, found.tick);
+            targets.sort_by_key(|node| !takes(node));
+        }
         if !self
             .replicas
             .pulls
@@ -457,7 +462,9 @@ impl Pool {
             Some(first) => found.tick <= first,
             None => task.wish.change != Change::Move,
         };
-        if is_oldest && !found.moved.hard_pin {
+        // The medium of the target takes the block at once, and the room serves the next one.
+        let passes = task.is_of_media() && self.takes_moved(target, &found.moved, found.tick);
+        if is_oldest && !found.moved.hard_pin && !passes {
             let why = "the targets are full of blocks that were used later".to_owned();
             return Step::Ended(Outcome::Failed(Code::Full, why));
         }

@@ -5,7 +5,7 @@ use super::super::{FreedReplicas, Pool};
 use super::tasks::{Change, Outcome, Task};
 use super::{Brought, Work};
 use crate::clock::BootInstant;
-use crate::directory::Added;
+use crate::directory::{Added, BlockRef};
 use crate::membership::StoreNode;
 use crate::replica::{BlockId, Replica};
 use crate::store::journal::Ack;
@@ -477,6 +477,12 @@ impl Pool {
             hard_pin,
             replicas: std::slice::from_ref(&pull.to),
         };
+        if pull.task.is_of_media() {
+            let used = |found: BlockRef<'_>| found.tick();
+            if let Some(used) = self.directory.read_block(block, version, used) {
+                self.queue_moved_for_media(&put, used);
+            }
+        }
         self.queue_for_media(std::iter::once(put));
         true
     }

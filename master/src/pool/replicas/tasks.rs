@@ -106,12 +106,16 @@ pub(super) struct Task {
     blocks: u64,
     /// The number of blocks that had failed before the task began.
     failed_before: u64,
+    /// Whether its blocks lie on media of the node that it empties. They are loaded before the mover has them.
+    is_of_media: bool,
     begun: BootInstant,
     progress: Mutex<Progress>,
 }
 
 #[derive(Debug)]
 struct Progress {
+    /// Blocks of media that are still to be loaded, or whose copies are not settled.
+    unsettled: u64,
     left: VecDeque<Work>,
     /// Blocks that wait for a node or for room, with the time of the next attempt.
     later: VecDeque<(BootInstant, Work)>,
@@ -153,8 +157,10 @@ impl Task {
             wish,
             blocks: work.len() as u64 + failed,
             failed_before: failed,
+            is_of_media: false,
             begun: now,
             progress: Mutex::new(Progress {
+                unsettled: 0,
                 left: work,
                 later: VecDeque::new(),
                 in_progress: 0,
@@ -170,6 +176,59 @@ impl Task {
                 is_of_cancelled_drain: false,
             }),
         }
+    }
+
+    /// A task of so many blocks on media. Each is fed to the task and settled, or ended otherwise.
+    pub(super) fn of_media(wish: Wish, blocks: u64, now: BootInstant) -> Self {
+        let mut task = Self::new(wish, VecDeque::new(), (0, None), now);
+        task.blocks = blocks;
+        task.is_of_media = true;
+        task.progress.get_mut().unsettled = blocks;
+        task
+    }
+
+    /// Whether the blocks of the task lie on media.
+    pub(super) fn is_of_media(&self) -> bool {
+        self.is_of_media
+    }
+
+    /// Gives the mover a block that has been loaded.
+    pub(super) fn feed(&self, work: Work) {
+        let mut progress = self.progress.lock();
+        if !progress.is_cancelled {
+            progress.left.push_back(work);
+        }
+    }
+
+    /// Notes that nothing more is done for so many blocks that were fed.
+    pub(super) fn settled(&self, blocks: u64) {
+        let mut progress = self.progress.lock();
+        progress.unsettled = progress.unsettled.saturating_sub(blocks);
+    }
+
+    /// Counts the end of a block that was not loaded.
+    pub(super) fn end_unfed(&self, outcome: Outcome, now: BootInstant) {
+        let mut progress = self.progress.lock();
+        if !progress.is_cancelled {
+            progress.unsettled = progress.unsettled.saturating_sub(1);
+            progress.count(outcome, now);
+        }
+    }
+
+    /// Counts every block that was not loaded as failed.
+    pub(super) fn give_up_unfed(&self, code: Code, why: &str, now: BootInstant) {
+        let mut progress = self.progress.lock();
+        let unfed = std::mem::take(&mut progress.unsettled);
+        if unfed > 0 {
+            progress.failed += unfed;
+            progress.failure = Some((code, why.to_owned()));
+            progress.last_change = now;
+        }
+    }
+
+    /// Whether the mover works on blocks of the task.
+    pub(super) fn is_moving(&self) -> bool {
+        self.progress.lock().is_moving()
     }
 
     /// The next block whose time has come. The caller ends it, or gives it back.
@@ -235,18 +294,7 @@ impl Task {
     pub(super) fn end(&self, outcome: Outcome, now: BootInstant) {
         let mut progress = self.progress.lock();
         progress.in_progress -= 1;
-        progress.last_change = now;
-        match outcome {
-            Outcome::Changed(length) => {
-                progress.changed += 1;
-                progress.bytes += length.0;
-            }
-            Outcome::Gone => progress.gone += 1,
-            Outcome::Failed(code, message) => {
-                progress.failed += 1;
-                progress.failure = Some((code, message));
-            }
-        }
+        progress.count(outcome, now);
     }
 
     /// Whether a caller has ended the task. Its pulls may still be in progress.
@@ -257,6 +305,7 @@ impl Task {
     fn cancel(&self, now: BootInstant) {
         let mut progress = self.progress.lock();
         if progress.state() == TaskState::Running {
+            progress.unsettled = 0;
             progress.left.clear();
             progress.later.clear();
             progress.is_cancelled = true;
@@ -276,7 +325,7 @@ impl Task {
 
     fn is_running(&self) -> bool {
         let progress = self.progress.lock();
-        !progress.left.is_empty() || !progress.later.is_empty() || progress.in_progress > 0
+        progress.unsettled > 0 || progress.is_moving()
     }
 
     pub(super) fn view(&self, now: BootInstant) -> TaskView {
@@ -298,8 +347,27 @@ impl Task {
 }
 
 impl Progress {
+    fn is_moving(&self) -> bool {
+        !self.left.is_empty() || !self.later.is_empty() || self.in_progress > 0
+    }
+
+    fn count(&mut self, outcome: Outcome, now: BootInstant) {
+        self.last_change = now;
+        match outcome {
+            Outcome::Changed(length) => {
+                self.changed += 1;
+                self.bytes += length.0;
+            }
+            Outcome::Gone => self.gone += 1,
+            Outcome::Failed(code, message) => {
+                self.failed += 1;
+                self.failure = Some((code, message));
+            }
+        }
+    }
+
     fn state(&self) -> TaskState {
-        let is_running = !self.left.is_empty() || !self.later.is_empty() || self.in_progress > 0;
+        let is_running = self.unsettled > 0 || self.is_moving();
         match () {
             () if self.is_cancelled => TaskState::Cancelled,
             () if is_running => TaskState::Running,
@@ -406,16 +474,58 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::replica::BlockId;
+    use kvpool_types::Version;
 
-    #[test]
-    fn a_wait_for_room_is_of_one_target_and_ends_when_nobody_asks() {
-        let wish = Wish {
+    fn wish() -> Wish {
+        Wish {
             change: Change::Move,
             from: None,
             to: Vec::new(),
             evict: true,
-        };
-        let task = Task::new(wish, VecDeque::new(), (0, None), BootInstant(0));
+        }
+    }
+
+    /// The mover has nothing to do while blocks are loaded. A caller must not take the task for ended then.
+    #[test]
+    fn a_task_of_media_runs_until_every_block_was_loaded_or_given_up() {
+        let (now, full) = (BootInstant(0), "full");
+        let of = |blocks| Task::of_media(wish(), blocks, now);
+        assert_eq!(of(0).view(now).state, TaskState::Done, "nothing to load");
+        let task = of(3);
+        task.end_unfed(Outcome::Gone, now);
+        task.end_unfed(Outcome::Failed(Code::Full, full.to_owned()), now);
+        assert!(task.is_running() && !task.is_moving());
+        task.feed(Work {
+            block: BlockId(1),
+            version: Version(1),
+            to: None,
+            failures: 0,
+            waits: 0,
+            brought: None,
+        });
+        assert!(task.is_moving());
+        assert!(task.next(now).is_some());
+        task.end(Outcome::Changed(Length(5)), now);
+        assert!(task.is_running() && !task.is_moving(), "its copy is to go");
+        task.settled(1);
+        let ended = task.view(now);
+        assert_eq!((ended.changed, ended.gone, ended.failed), (1, 1, 1));
+        assert_eq!((ended.state, ended.bytes), (TaskState::Failed, 5));
+        let cancelled = of(2);
+        cancelled.end_with_drain(now);
+        cancelled.end_unfed(Outcome::Gone, now);
+        assert!(!cancelled.is_running());
+        assert_eq!(cancelled.view(now).gone, 0);
+        let given_up = of(2);
+        given_up.give_up_unfed(Code::Unreachable, "gone", now);
+        assert_eq!(given_up.view(now).failed, 2);
+        assert!(!given_up.is_running());
+    }
+
+    #[test]
+    fn a_wait_for_room_is_of_one_target_and_ends_when_nobody_asks() {
+        let task = Task::new(wish(), VecDeque::new(), (0, None), BootInstant(0));
         let waits = |target, length, now| {
             let waits = task.starves(Incarnation(target), Length(length), BootInstant(now));
             waits.as_millis()

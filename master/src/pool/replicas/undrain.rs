@@ -136,7 +136,7 @@ impl Pool {
     }
 
     /// Ends the tasks of a cancelled drain. Pulls in progress end on their own.
-    fn end_tasks_of_drain(&self, tasks: &[TaskId]) {
+    pub(super) fn end_tasks_of_drain(&self, tasks: &[TaskId]) {
         self.replicas.tasks.end_with_drain(tasks, self.now());
         self.replicas.wake();
     }
@@ -168,6 +168,13 @@ impl Pool {
         Ok(())
     }
 
+    /// Notes a task that the cancellation of the node's drain ends.
+    pub(super) fn enter_task_off(&self, id: TaskId, node: &Arc<StoreNode>) {
+        let mut off = self.replicas.off.lock();
+        off.retain(|(id, _)| self.replicas.tasks.is_running(*id));
+        off.push((id, Arc::clone(node)));
+    }
+
     /// Begins the task of a drain, unless the drain was cancelled or the node has left.
     pub(super) async fn move_off(
         self: &Arc<Self>,
@@ -188,11 +195,7 @@ impl Pool {
         let task = self
             .change_replicas(Self::off(node), Blocks::OnNode)
             .await?;
-        {
-            let mut off = self.replicas.off.lock();
-            off.retain(|(id, _)| self.replicas.tasks.is_running(*id));
-            off.push((task.id, Arc::clone(node)));
-        }
+        self.enter_task_off(task.id, node);
         node.note_count(None);
         // A cancellation ends the tasks in this list, so it may have missed this one.
         if is_over() {

@@ -422,6 +422,13 @@ impl Pool {
         let may_take = |medium: &Medium, busy: &HashSet<SegmentId>| {
             !busy.contains(&medium.id) && self.has_window(medium.id)
         };
+        while let Some((waiting, used)) = self.next_moved(node) {
+            let turn = self.store_one(&waiting, target, (None, Some(used)), &mut busy);
+            if !matches!(turn, Turn::Ended) {
+                self.wait_again(node, waiting, used);
+                break;
+            }
+        }
         while held.len() < MOST_HELD && media.iter().any(|(medium, _)| may_take(medium, &busy)) {
             let next = {
                 let mut demotions = self.tiering.demotions.lock();
@@ -438,7 +445,7 @@ impl Pool {
                 is_all = true;
                 break;
             };
-            match self.store_one(&waiting, target, drains, &mut busy) {
+            match self.store_one(&waiting, target, (drains, None), &mut busy) {
                 Turn::Ended => {}
                 // Blocks behind this one may be for another medium.
                 Turn::NotNow => {
@@ -542,12 +549,13 @@ impl Pool {
     }
 
     /// Orders the store of one block on the first medium that takes it. `busy` are the media that refused a
-    /// block in this round. They get no other block, so that the blocks of each medium keep their order.
+    /// block in this round. They get no other block, so that the blocks of each medium keep their order. A block that
+    /// `moved` off other media has its last use there.
     fn store_one(
         self: &Arc<Self>,
         waiting: &Waiting,
         target: &Target,
-        drains: Option<Tick>,
+        (drains, moved): (Option<Tick>, Option<Tick>),
         busy: &mut HashSet<SegmentId>,
     ) -> Turn {
         let node = &target.node;
@@ -580,7 +588,17 @@ impl Pool {
                 is_refused = true;
                 continue;
             };
-            if drains.is_none() && !self.is_admitted(medium, waiting, &block) {
+            if let Some(used) = moved {
+                if !medium.takes_old(block.length, used) {
+                    continue;
+                }
+                if !self.may_write(medium) {
+                    // The budget grows.
+                    busy.insert(medium.id);
+                    turn = Turn::NotNow;
+                    continue;
+                }
+            } else if drains.is_none() && !self.is_admitted(medium, waiting, &block) {
                 // A hard-pinned block waits for the budget. Memory does not lose it meanwhile.
                 match waiting.is_pinned {
                     true => turn = Turn::NotNow,
@@ -707,7 +725,7 @@ impl Pool {
     }
 
     /// A block in memory that lost its copy or got none, with its replicas and its last use.
-    fn waiting_again(
+    pub(super) fn waiting_again(
         &self,
         (namespace, key, version): (NamespaceId, &Key, Version),
     ) -> Option<(Vec<Replica>, Waiting, Tick)> {
@@ -728,33 +746,6 @@ impl Pool {
             });
         });
         found
-    }
-
-    /// Queues the block of a store that left no copy at the head of its node's queue. Returns false when
-    /// memory does not hold the block.
-    pub(super) fn store_again(&self, transfer: &Transfer) -> bool {
-        let block = &transfer.block;
-        let block = (block.namespace, &block.key, block.version);
-        let Some((_, waiting, _)) = self.waiting_again(block) else {
-            return false;
-        };
-        let mut demotions = self.tiering.demotions.lock();
-        if let Some(line) = demotions.nodes.get_mut(&transfer.node.incarnation) {
-            line.push_front(waiting);
-        }
-        true
-    }
-
-    /// [`Pool::store_again`], once for each block. Another offset of the medium may take the block.
-    pub(super) fn store_again_once(&self, transfer: &Transfer) {
-        let is_first = {
-            let mut demotions = self.tiering.demotions.lock();
-            let line = demotions.nodes.get_mut(&transfer.node.incarnation);
-            line.is_some_and(|line| line.tries_again(transfer.block.version))
-        };
-        if is_first {
-            self.store_again(transfer);
-        }
     }
 
     /// Tells a draining node once that its blocks have their copies.

@@ -68,8 +68,9 @@ impl Pool {
         hand: &mut Option<ExtentIndex>,
     ) -> Made {
         let node = &segment.node;
-        // A task that takes the node out of service moves blocks in memory, but not copies on its media.
-        let keeper = (!self.is_moved_off(node)).then_some(&**node);
+        // A task that takes the node out of service moves blocks in memory, but not copies on its media. A task that
+        // moves these finds them on the media again.
+        let keeper = (!self.is_memory_moved_off(node)).then_some(&**node);
         // Zones are emptied under this lock, so the copy exists when its block leaves memory.
         let no_zone_is_emptied = self.tiering.tending.lock();
         let (fixed, emptied) = self.media_of_drains(node);

@@ -36,6 +36,9 @@ pub(super) struct Line {
     pub(super) pinned_bytes: u64,
     /// Whether a hard-pinned block was dropped from a queue that was too long. A walk then finds the block.
     pub(super) has_missed_pins: bool,
+    /// The blocks that have moved off media of a node that leaves, each with its last use before that. They have their
+    /// turn at once.
+    pub(super) moved: VecDeque<(Waiting, Tick)>,
     /// The tick since which the node drains. During a drain every block has its turn at once.
     pub(super) drains: Option<Tick>,
     /// The number of the draining node's scan that has not ended. No block has its turn before its end.

@@ -9,7 +9,7 @@ use super::super::read::View;
 use super::transfers::{Direction, Moved, Orders, Transfer, on_medium, range};
 use super::{Place, Traffic, WINDOW};
 use crate::clock::BootInstant;
-use crate::directory::{BlockRef, Goal};
+use crate::directory::{BlockRef, Goal, Tick};
 use crate::membership::StoreNode;
 use crate::placement::{Extents, Segments};
 use crate::replica::{BlockId, Replica};
@@ -77,6 +77,8 @@ struct Wanted {
     at: Replica,
     /// Whether its load was seen in progress.
     is_begun: bool,
+    /// The last use of the copy if its load is no use of it.
+    used: Option<Tick>,
 }
 
 /// The room in memory of one node that loads wait for.
@@ -130,6 +132,26 @@ impl Pool {
         patience: Duration,
     ) -> Restored {
         let keys = keys.into();
+        self.load_from_media(namespace, keys, patience, true).await
+    }
+
+    /// As [`Pool::restore`], but no use of the blocks. They come to memory with their last uses.
+    pub(in crate::pool) async fn restore_unused(
+        self: &Arc<Self>,
+        namespace: NamespaceId,
+        keys: KeyBatch<'_>,
+        patience: Duration,
+    ) -> Restored {
+        self.load_from_media(namespace, keys, patience, false).await
+    }
+
+    async fn load_from_media(
+        self: &Arc<Self>,
+        namespace: NamespaceId,
+        keys: KeyBatch<'_>,
+        patience: Duration,
+        is_use: bool,
+    ) -> Restored {
         let wait = patience.min(MOST_WAIT);
         let mut restored = Restored {
             held: BTreeMap::new(),
@@ -143,8 +165,11 @@ impl Pool {
             deadline: now + wait,
             too_long: now + MOST_WAIT,
         };
-        let on_media =
-            || self.on_media_only(namespace, &keys, |view, block| view.is_present(block));
+        let on_media = || {
+            self.on_media_only(namespace, &keys, is_use, |view, block| {
+                view.is_present(block)
+            })
+        };
         while self.leads() && !self.is_stopping() {
             let mut wanted = on_media();
             wanted.retain(|one| !loads.failed.contains(&one.copy));
@@ -343,6 +368,7 @@ impl Pool {
         &self,
         namespace: NamespaceId,
         keys: &KeyBatch<'_>,
+        is_use: bool,
         is_in_memory: impl Fn(&View<'_>, &BlockRef<'_>) -> bool,
     ) -> Vec<Wanted> {
         let mut in_memory = vec![false; keys.len()];
@@ -365,7 +391,9 @@ impl Pool {
                 let Some(mut block) = block.filter(|_| in_memory.get(index) == Some(&false)) else {
                     return;
                 };
-                block.touch(ticks.of(index));
+                if is_use {
+                    block.touch(ticks.of(index));
+                }
                 let block = block.view();
                 if let Some(at) = block.replicas().first() {
                     wanted.push(Wanted {
@@ -374,6 +402,7 @@ impl Pool {
                         block: Moved::of(&block),
                         at: *at,
                         is_begun: false,
+                        used: (!is_use).then(|| block.tick()),
                     });
                 }
             });
@@ -383,7 +412,8 @@ impl Pool {
     /// Begins to load the first of these blocks that lie only on media, if memory has room now. No lookup
     /// waits for these loads. A caller that asks for the blocks' presence will probably read them.
     pub(in crate::pool) fn prefetch(&self, namespace: NamespaceId, keys: &KeyBatch<'_>) {
-        let mut wanted = self.on_media_only(namespace, keys, |view, block| view.is_present(block));
+        let mut wanted =
+            self.on_media_only(namespace, keys, true, |view, block| view.is_present(block));
         if !wanted.is_empty() {
             self.begin_loads(&mut wanted, WINDOW / 2);
             self.wake_evictor_if_low();
@@ -395,7 +425,8 @@ impl Pool {
     pub(super) fn load_pinned(&self, namespace: NamespaceId, key: &Key) {
         let keys = [key.as_ref()];
         let keys = KeyBatch::from(&keys[..]);
-        let mut wanted = self.on_media_only(namespace, &keys, |view, block| view.stays(block));
+        let mut wanted =
+            self.on_media_only(namespace, &keys, true, |view, block| view.stays(block));
         let begun = self.begin_loads(&mut wanted, WINDOW);
         for (one, begun) in wanted.iter().zip(begun) {
             match begun {
@@ -464,6 +495,7 @@ impl Pool {
             block,
             at,
             is_begun,
+            used: last_use,
             ..
         } = wanted;
         let Some(medium) = self.tier.medium(at.segment) else {
@@ -535,6 +567,7 @@ impl Pool {
                 copy: *copy,
                 to,
                 grant,
+                used: *last_use,
             },
             _hold: hold,
         };

@@ -1,6 +1,7 @@
 //! The setup that the tests of the tier share: a pool, a medium, and a node in a session.
 
 mod drains;
+mod evacuate;
 mod media;
 mod restore;
 mod stores;

@@ -5,7 +5,7 @@ use super::stores::Meanwhile;
 use super::{Emptying, Place, Put, Traffic, Use, WINDOW};
 use crate::accounts::Hold;
 use crate::clock::BootInstant;
-use crate::directory::{BlockRef, Holders, NewBlock};
+use crate::directory::{BlockRef, Holders, NewBlock, Tick};
 use crate::membership::{NodeState, StoreNode};
 use crate::replica::{BlockId, Copies, Replica};
 use crate::store::LogSeq;
@@ -78,6 +78,8 @@ pub(super) enum Direction {
         to: Replica,
         /// The grant of that extent.
         grant: GrantId,
+        /// The last use of the copy if the load is no use of it.
+        used: Option<Tick>,
     },
 }
 
@@ -463,8 +465,8 @@ impl Pool {
         }
     }
 
-    fn publish_loaded(self: &Arc<Self>, transfer: Transfer) {
-        let Direction::Load { to, .. } = transfer.direction else {
+    pub(super) fn publish_loaded(self: &Arc<Self>, transfer: Transfer) {
+        let Direction::Load { to, used, .. } = transfer.direction else {
             return;
         };
         let Moved {
@@ -485,7 +487,7 @@ impl Pool {
             parent: None,
             soft_pin_until: None,
             hard_pin,
-            tick: self.directory.ticks(1).of(0),
+            tick: used.unwrap_or_else(|| self.directory.ticks(1).of(0)),
             leased_until: None,
         };
         // The block may already be in memory elsewhere, in an extent that cannot be read.
@@ -665,6 +667,33 @@ impl Pool {
                 }
                 _ => self.give_up_transfer(transfer),
             }
+        }
+    }
+
+    /// Queues the block of a store that left no copy at the head of its node's queue. Returns false when
+    /// memory does not hold the block.
+    pub(super) fn store_again(&self, transfer: &Transfer) -> bool {
+        let block = &transfer.block;
+        let block = (block.namespace, &block.key, block.version);
+        let Some((_, waiting, _)) = self.waiting_again(block) else {
+            return false;
+        };
+        let mut demotions = self.tiering.demotions.lock();
+        if let Some(line) = demotions.nodes.get_mut(&transfer.node.incarnation) {
+            line.push_front(waiting);
+        }
+        true
+    }
+
+    /// [`Pool::store_again`], once for each block. Another offset of the medium may take the block.
+    pub(super) fn store_again_once(&self, transfer: &Transfer) {
+        let is_first = {
+            let mut demotions = self.tiering.demotions.lock();
+            let line = demotions.nodes.get_mut(&transfer.node.incarnation);
+            line.is_some_and(|line| line.tries_again(transfer.block.version))
+        };
+        if is_first {
+            self.store_again(transfer);
         }
     }
 

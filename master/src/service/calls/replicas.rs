@@ -41,7 +41,8 @@ impl Calls {
                 self.pool.change_replicas(wish, blocks).await
             }
             Named::EveryBlock(true) => self.pool.change_replicas(wish, Blocks::OnNode).await,
-            Named::EveryBlock(false) => {
+            Named::OnlyOnMedia(true) => self.pool.change_replicas(wish, Blocks::OnlyOnMedia).await,
+            Named::EveryBlock(false) | Named::OnlyOnMedia(false) => {
                 return Err(refused(Code::InvalidArgument, "false names no block"));
             }
         };
@@ -57,6 +58,9 @@ impl Calls {
         let node = NodeName(request.name.clone());
         let task = match request.goes_on {
             true => self.pool.go_on_draining(&node).await,
+            false if request.media_leave => {
+                self.pool.drain_node_and_media(&node, request.force).await
+            }
             false => self.pool.drain_node(&node, request.force).await,
         };
         let task = task.map_err(|TaskRefused { code, message }| refused(code, message))?;

@@ -11,10 +11,13 @@ pub(super) struct Outcome {
     pub(super) state: String,
     pub(super) moved: u64,
     pub(super) bytes: u64,
-    /// Blocks that are on the node only, and that a stop loses.
+    /// Blocks that are on the node only, and that a stop loses. With --ssd these are also the blocks on its SSDs.
     pub(super) left: u64,
     /// Blocks that did not move, and whose only copy is on the node's SSD.
     pub(super) on_ssd: u64,
+    /// Whether the node's SSDs leave too. The blocks that are only there are among those left then.
+    #[serde(skip)]
+    pub(super) ssd_leaves: bool,
     /// Why the last of these was not moved.
     pub(super) reason: Option<String>,
     pub(super) seconds: f64,
@@ -82,7 +85,11 @@ pub(super) fn said(outcome: &Outcome) -> String {
         ),
     };
     let on_ssd = match outcome.on_ssd {
+        0 if outcome.ssd_leaves && outcome.left == 0 => " No block is only on its SSD.".to_owned(),
         0 => String::new(),
+        blocks if outcome.ssd_leaves => {
+            format!(" {} of them have a copy on its SSD.", output::count(blocks))
+        }
         blocks => format!(
             " {} blocks have only a copy on its SSD, and are back when the node is.",
             output::count(blocks)
@@ -124,10 +131,33 @@ mod tests {
             bytes: 3,
             left,
             on_ssd,
+            ssd_leaves: false,
             reason: None,
             seconds: 1.0,
             goes_on: false,
         }
+    }
+
+    /// An operator retires the machine with its disks when the command says so.
+    #[test]
+    fn a_drain_of_ssds_says_whether_blocks_are_only_there() {
+        let of_ssds = |state, left| Outcome {
+            ssd_leaves: true,
+            ..outcome(state, left, left)
+        };
+        let left = of_ssds("draining", 4);
+        let refused = left.check(true, false).unwrap_err().to_string();
+        assert!(refused.contains("4 blocks would be lost"), "{refused}");
+        assert!(left.check(true, true).is_ok());
+        let text = said(&left);
+        assert!(text.contains("4 of them have a copy on its SSD"), "{text}");
+        assert!(!text.contains("are back when the node is"), "{text}");
+        assert!(!text.contains("can be stopped"), "{text}");
+        let empty = of_ssds("drained", 0);
+        assert!(empty.check(false, false).is_ok());
+        let text = said(&empty);
+        assert!(text.contains("No block is only on its SSD"), "{text}");
+        assert!(text.contains("can be stopped now"), "{text}");
     }
 
     /// A script stops the node when the command succeeds.

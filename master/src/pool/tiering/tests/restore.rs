@@ -81,6 +81,7 @@ async fn the_end_of_a_load_wakes_the_demoter_only_if_something_waits() {
             copy: BlockId(1),
             to: block("block", 7).replicas[0],
             grant: GrantId(1),
+            used: None,
         };
         let awaits = |direction: &Direction, code: Code| {
             let ended = transfer(&node, session, &medium, direction.clone());

@@ -384,10 +384,15 @@ async fn a_zone_without_copies_waits_for_the_load_that_reads_it() {
             medium: medium.id,
             offset: Offset(FROM),
         };
-        let grant = GrantId(1);
+        let direction = Direction::Load {
+            copy,
+            to,
+            grant: GrantId(1),
+            used: None,
+        };
         let load = Transfer {
             place,
-            ..transfer(&node, session, &medium, Direction::Load { copy, to, grant })
+            ..transfer(&node, session, &medium, direction)
         };
         let mut traffic = pool.tiering.traffic.lock();
         assert!(traffic.begin(&medium, load, proto::Transfer::default()));

@@ -1,0 +1,139 @@
+//! Blocks that leave the media of a node for other nodes.
+
+use super::super::evacuate::MOST_MOVED;
+use super::*;
+use crate::membership::UndrainOutcome;
+use crate::replica::BlockId;
+use kvpool_types::GrantId;
+use std::collections::HashSet;
+
+/// Otherwise each block of a drain would count as used now, and later blocks would be evicted for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_load_of_a_drain_is_no_use_of_its_block() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let (node, session, _sent) = connected(&pool);
+    let segment = Segment::new(SegmentId(1), Arc::clone(&node), Length(1 << 20), 1.0);
+    pool.placement.insert(Arc::new(segment));
+    for _ in 0..20 {
+        pool.directory.ticks(1);
+    }
+    let to = {
+        let segments = pool.placement.segments();
+        segments.allocate_on(&node, Length(100), SPACE).unwrap()
+    };
+    let load = Direction::Load {
+        copy: BlockId(1),
+        to,
+        grant: GrantId(1),
+        used: Some(Tick(5)),
+    };
+    pool.publish_loaded(transfer(&node, session, &medium, load));
+    let mut used = None;
+    let key = Key::parse("block").unwrap();
+    pool.directory.visit(SPACE, &[key.as_ref()], |_, block| {
+        used = block.map(|block| block.view().tick());
+    });
+    assert_eq!(used, Some(Tick(5)));
+    pool.retire().await;
+}
+
+/// A block that only passes through memory is evicted next. One that memory takes leaves nothing behind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_is_given_up_only_for_a_block_that_memory_takes() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let (node, _session, _sent) = connected(&pool);
+    node.set_state(NodeState::Live);
+    let segment = Segment::new(SegmentId(1), Arc::clone(&node), Length(1 << 20), 1.0);
+    pool.placement.insert(Arc::new(segment));
+    let block = block("block", 7);
+    let published = pool.directory.publish(std::slice::from_ref(&block));
+    assert!(published.iter().all(|one| one.id.is_some()));
+    assert!(pool.tier.publish(record::Commit {
+        namespace: block.namespace,
+        key: block.key.clone(),
+        version: block.version,
+        length: block.length,
+        checksum: block.checksum,
+        replicas: smallvec::smallvec![(medium.id, Offset(0))],
+        parent: None,
+        hard_pin: false,
+    }));
+    let own = HashSet::from([medium.id]);
+    let moved = || transfer(&node, 1, &medium, Direction::Store).block;
+    pool.settle_moved(&own, vec![(moved(), false)], &|| false)
+        .await;
+    assert_eq!(medium.copies(), 1);
+    pool.settle_moved(&own, vec![(moved(), true)], &|| true)
+        .await;
+    assert_eq!(medium.copies(), 1, "the drain is over");
+    node.drain();
+    pool.settle_moved(&own, vec![(moved(), true)], &|| false)
+        .await;
+    assert_eq!(medium.copies(), 1, "the node with the block leaves too");
+    assert_eq!(node.undrain(), UndrainOutcome::Now);
+    pool.settle_moved(&own, vec![(moved(), true)], &|| false)
+        .await;
+    assert_eq!(medium.copies(), 0);
+    pool.retire().await;
+}
+
+/// The write budget of a medium may be used up for long. Neither the blocks of many batches nor a drain wait for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocks_wait_for_stores_at_once_in_a_bounded_queue_and_during_no_drain() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let (node, session, _sent) = connected(&pool);
+    let segment = Segment::new(SegmentId(1), Arc::clone(&node), Length(1 << 20), 1.0);
+    pool.placement.insert(Arc::new(segment));
+    pool.tiering.demotions.lock().expect(node.incarnation);
+    let moved = transfer(&node, session, &medium, Direction::Store).block;
+    let at = Replica {
+        segment: SegmentId(1),
+        extent: ExtentIndex(0),
+        offset: Offset(0),
+    };
+    let queue = || {
+        let put = Put {
+            namespace: SPACE,
+            key: &moved.key,
+            parent: None,
+            block: BlockId(1),
+            version: moved.version,
+            bytes: 100,
+            hard_pin: false,
+            replicas: std::slice::from_ref(&at),
+        };
+        pool.queue_moved_for_media(&put, Tick(5));
+    };
+    let queued = || {
+        let demotions = pool.tiering.demotions.lock();
+        demotions.nodes[&node.incarnation].moved.len()
+    };
+    let own = HashSet::from([medium.id]);
+    queue();
+    assert_eq!(queued(), 1);
+    pool.settle_moved(&own, vec![(moved.clone(), false)], &|| true)
+        .await;
+    assert_eq!(queued(), 1, "the task is over, and the block has no copy");
+    // Memory does not have the block.
+    pool.settle_moved(&own, vec![(moved.clone(), false)], &|| false)
+        .await;
+    assert_eq!(queued(), 0);
+    queue();
+    let (waiting, used) = pool.next_moved(&node).unwrap();
+    let since = pool.directory.next_tick();
+    pool.tiering
+        .demotions
+        .lock()
+        .begin_drain(node.incarnation, since);
+    pool.wait_again(&node, waiting, used);
+    assert_eq!(queued(), 0, "the drain has begun meanwhile");
+    queue();
+    assert_eq!(queued(), 0, "it is in the queue of the drain");
+    pool.tiering.demotions.lock().end_drain(node.incarnation);
+    (0..=MOST_MOVED).for_each(|_| queue());
+    assert_eq!(queued(), MOST_MOVED);
+    pool.retire().await;
+}
