@@ -304,6 +304,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a node that stops does not wait until its media are empty",
             "no copy is given up for a block that only passes through memory",
             "a block that moves to a medium waits for its write budget",
+            "a move off media whose answer is lost is repeated",
         ],
     ),
     (
