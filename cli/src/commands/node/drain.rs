@@ -22,6 +22,8 @@ const POLL: Duration = Duration::from_millis(200);
 const SETTLES: Duration = Duration::from_secs(5);
 /// How long the master may take to count the blocks that are left. Its looks at a large pool are rare.
 const COUNTED: Duration = Duration::from_secs(30);
+/// How long the node's memory may take to be copied to SSDs that leave, before their blocks move.
+const COPIED: Duration = Duration::from_secs(60);
 /// How long a node takes blocks before its drain counts as cancelled. Another leader sees a draining node live for a
 /// moment, before the node says that it drains.
 const CANCELLED: Duration = Duration::from_secs(1);
@@ -101,7 +103,8 @@ pub(super) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     }
     let until = begun + args.timeout;
     let mut moved = move_all(&client, &mut watch, task, until).await?;
-    let mut settled = settle(&mut watch, &moved, until).await?;
+    let copied = copied_by(args.ssd, Instant::now(), until);
+    let mut settled = settle(&mut watch, &moved, copied).await?;
     if args.ssd {
         // Now the SSD has the blocks of the memory that found no other place.
         let off = move_off_ssd(&client, &mut watch, until).await?;
@@ -409,6 +412,15 @@ struct Settled {
     on_ssd: u64,
 }
 
+/// How long the copies of the node's memory on its SSDs are waited for. With --ssd the number of blocks on the SSDs also
+/// changes while clients remove blocks, and these blocks need the rest of the time.
+fn copied_by(ssd_leaves: bool, now: Instant, until: Instant) -> Instant {
+    match ssd_leaves {
+        true => until.min(now + COPIED),
+        false => until,
+    }
+}
+
 /// Waits until the node is drained, or it is known how many blocks a stop loses. A node with an SSD copies there what
 /// did not move, as long as their number changes.
 async fn settle(watch: &mut Watch<'_>, moved: &Moved, until: Instant) -> anyhow::Result<Settled> {
@@ -535,6 +547,15 @@ mod tests {
         assert!(!is_last(&ended(2, 0), true));
         assert!(is_last(&ended(0, 0), true));
         assert!(!is_last(&ended(2, 2), false));
+    }
+
+    #[test]
+    fn the_blocks_of_ssds_move_although_their_number_changes_all_the_time() {
+        let now = Instant::now();
+        let until = now + Duration::from_secs(7200);
+        assert_eq!(copied_by(true, now, until), now + COPIED);
+        assert_eq!(copied_by(true, now, now), now);
+        assert_eq!(copied_by(false, now, until), until);
     }
 
     /// A script retires the machine with its disks when the command succeeds.
