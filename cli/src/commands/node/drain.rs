@@ -412,8 +412,8 @@ struct Settled {
     on_ssd: u64,
 }
 
-/// How long the copies of the node's memory on its SSDs are waited for. With --ssd the number of blocks on the SSDs also
-/// changes while clients remove blocks, and these blocks need the rest of the time.
+/// Until when the copies of the node's memory on its SSDs are waited for. With --ssd the count of blocks also changes
+/// while clients remove blocks from the SSDs, and the move of these blocks needs the rest of the time.
 fn copied_by(ssd_leaves: bool, now: Instant, until: Instant) -> Instant {
     match ssd_leaves {
         true => until.min(now + COPIED),
