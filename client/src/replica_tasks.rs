@@ -35,8 +35,9 @@ pub enum ReplicaBlocks {
     Pattern(String),
     /// Every block of every namespace with a replica on [`ReplicaWish::from`].
     OnNode,
-    /// Every block of every namespace that only the media of [`ReplicaWish::from`] hold. They move to any node, off a
-    /// node that an operator drains. An older master refuses this with [`Code::InvalidArgument`].
+    /// Every block of every namespace that only the media of [`ReplicaWish::from`] hold. An operator must drain that
+    /// node. The change must be a move with [`ReplicaWish::evict`] and without targets. An older master refuses this
+    /// with [`Code::InvalidArgument`].
     OnlyOnMedia,
 }
 
@@ -109,8 +110,9 @@ impl Client {
     /// # Errors
     ///
     /// [`ControlError`]: [`Code::Missing`] for an unknown node, [`Code::InvalidArgument`] for a wish that
-    /// contradicts itself, [`Code::TooManyHeld`] while too many tasks run. After another error the task may
-    /// have begun: ask [`Client::replica_tasks`].
+    /// contradicts itself, [`Code::TooManyHeld`] while too many tasks run. [`Code::NotDraining`] for
+    /// [`ReplicaBlocks::OnlyOnMedia`] of a node that no operator drains. After another error the task may have
+    /// begun: ask [`Client::replica_tasks`].
     pub async fn change_replicas(&self, wish: &ReplicaWish) -> Result<ReplicaTask, ControlError> {
         let request = ChangeReplicasRequest {
             caller: None,
@@ -130,8 +132,13 @@ impl Client {
                 ReplicaBlocks::OnlyOnMedia => Named::OnlyOnMedia(true),
             }),
         };
-        // A repeated call would add a second replica.
-        let call = Call::by(self.control_deadline()).unless_done();
+        let call = Call::by(self.control_deadline());
+        let call = match wish.blocks {
+            // Both tasks move the same blocks. The leader looks at every copy first.
+            ReplicaBlocks::OnlyOnMedia => call.waiting(),
+            // A repeated call would add a second replica.
+            _ => call.unless_done(),
+        };
         let reply = self.inner.control.call(request, call).await?;
         read_task(reply)
     }
@@ -152,9 +159,14 @@ impl Client {
         self.drain(name, (force, false), false).await
     }
 
-    /// As [`Client::drain_node`], for a node whose media do not come back. It is `drained` only once no block is left
-    /// on its media alone. A task of [`ReplicaBlocks::OnlyOnMedia`] moves these blocks. An older master drains the node
-    /// as [`Client::drain_node`] does, and refuses that task.
+    /// As [`Client::drain_node`], for a node whose media do not come back. The node is `drained` only once no block is
+    /// left on its media alone. This call moves the blocks in memory. Begin a task of [`ReplicaBlocks::OnlyOnMedia`]
+    /// when its task has ended, and repeat it until one changes nothing more.
+    ///
+    /// A later [`Client::drain_node`] says that the media come back. An older master drains the node as
+    /// [`Client::drain_node`] does, and refuses the task of the media. A node of an older version does not tell the
+    /// next leader that its media leave. The node may then be shown as `drained` too early. So count the blocks of a
+    /// new task before you stop the node.
     ///
     /// # Errors
     ///

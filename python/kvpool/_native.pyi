@@ -333,6 +333,7 @@ class Pool:
         source: str | None = None,
         to: Sequence[str] = (),
         evict: bool = False,
+        only_on_media: bool = False,
     ) -> ReplicaTask:
         """Begins a task that copies, moves or drops replicas, and returns its `ReplicaTask` at once. Bytes move
         from node to node and are verified.
@@ -340,20 +341,26 @@ class Pool:
         `change`: 'copy' gives each block one more replica for each node of `to`; 'move' moves a replica to
         another node; 'drop' drops the replica on the node `source`. The last readable replica stays.
         The blocks are one of: these `keys`; the blocks whose keys contain a match of `regex`; without both,
-        every block of every namespace that has a replica on `source`.
+        every block of every namespace that has a replica on `source`. With `only_on_media`, every block that only
+        the media of `source` hold: a move with `evict` and without `to`, off a node that `drain_node` takes out of
+        service. An older master refuses it with InvalidArgumentError.
         `to`: names of nodes; empty for the node with the most free room.
         `evict`: a full target evicts blocks that were used earlier. Without it, a full target fails.
 
         Raises InvalidArgumentError for arguments that contradict each other, and an Error with the code
-        `missing` for an unknown node or `too_many_held` while too many tasks run. After another Error the
-        task may have begun: see `replica_tasks`.
+        `missing` for an unknown node, `not_draining` for `only_on_media` of a node that is not drained, or
+        `too_many_held` while too many tasks run. After another Error the task may have begun: see `replica_tasks`.
         """
 
-    def drain_node(self, name: str, *, force: bool = False) -> ReplicaTask:
+    def drain_node(self, name: str, *, force: bool = False, media: bool = False) -> ReplicaTask:
         """Takes a store node out of service. The node gets no new blocks, and a task moves its blocks to other
         nodes. The most recently used block moves first. Full targets evict blocks that were used earlier.
         Returns the `ReplicaTask`. The node may stop once its state in `stats` is `drained`. A repeated call
         moves the remaining blocks, or begins the drain again if it was cancelled.
+
+        With `media`, the node's media do not come back, and the node is `drained` only once no block is left on them
+        alone. When the task has ended, call `change_replicas("move", source=name, evict=True, only_on_media=True)`.
+        Repeat it until a task changes nothing more. A repeated call without `media` says that they come back.
 
         Raises an Error with the code `missing` for an unknown node. Without `force`, raises an Error with the
         code `last_node` if no other node can take the blocks that would leave with this node.

@@ -321,6 +321,7 @@ class Pool:
         source: str | None = None,
         to: Sequence[str] = (),
         evict: bool = False,
+        only_on_media: bool = False,
     ) -> kvpool.ReplicaTask:
         """As `kvpool.Pool.change_replicas`. A cancelled call may still begin its task."""
         return await self._threads.run(
@@ -331,11 +332,12 @@ class Pool:
             source=source,
             to=to,
             evict=evict,
+            only_on_media=only_on_media,
         )
 
-    async def drain_node(self, name: str, *, force: bool = False) -> kvpool.ReplicaTask:
+    async def drain_node(self, name: str, *, force: bool = False, media: bool = False) -> kvpool.ReplicaTask:
         """As `kvpool.Pool.drain_node`."""
-        return await self._threads.run(self._pool.drain_node, name, force=force)
+        return await self._threads.run(self._pool.drain_node, name, force=force, media=media)
 
     async def undrain_node(self, name: str) -> bool:
         """As `kvpool.Pool.undrain_node`."""

@@ -104,6 +104,9 @@ Call = Callable[[kvpool.Pool], object]
         (lambda p: p.change_replicas("move", KEYS, source="node-0", to=["node-0"]), "invalid_argument"),
         (lambda p: p.change_replicas("copy", KEYS, to=["node-9"]), "missing"),
         (lambda p: p.change_replicas("copy", regex="["), "invalid_argument"),
+        (lambda p: p.change_replicas("move", KEYS, source="node-0", only_on_media=True), "invalid_argument"),
+        (lambda p: p.change_replicas("move", source="node-0", only_on_media=True), "invalid_argument"),
+        (lambda p: p.change_replicas("move", source="node-0", evict=True, only_on_media=True), "not_draining"),
         (lambda p: p.drain_node("node-9"), "missing"),
         (lambda p: p.undrain_node("node-9"), "missing"),
         (lambda p: p.cancel_replica_tasks([]), "invalid_argument"),
@@ -133,6 +136,23 @@ def test_a_node_is_drained(make_pool: Callable[..., LivePool]) -> None:
         assert places(pool, ["back"]) == [["node-0"]]
         assert pool.undrain_node("node-0") is False
         assert holds_every_byte(pool)
+
+
+def test_a_node_whose_media_leave_is_drained_with_a_task_for_them(make_pool: Callable[..., LivePool]) -> None:
+    async def drain(url: str) -> kvpool.ReplicaTask:
+        async with await kvpool.aio.Pool.connect(url) as pool:
+            task = await pool.drain_node("node-0", media=True)
+            return await pool.wait_replica_task(task.id, 20) or task
+
+    live = make_pool(2)
+    with kvpool.Pool.connect(live.url) as pool:
+        assert pool.batch_put(KEYS, BLOCKS, preferred_node="node-0") == [True] * 20
+        task = asyncio.run(drain(live.url))
+        assert (task.state, task.changed) == ("done", 20)
+        off = ended(pool, pool.change_replicas("move", source="node-0", evict=True, only_on_media=True))
+        # The nodes have no media.
+        assert (off.state, off.blocks, off.source) == ("done", 0, "node-0")
+        assert places(pool) == [["node-1"]] * 20
 
 
 def test_the_last_node_is_drained_by_force_only(make_pool: Callable[..., LivePool]) -> None:

@@ -72,6 +72,8 @@ struct Node {
     incarnation: String,
     data_address: String,
     heartbeat_age_seconds: f64,
+    /// The blocks that a stop of the draining node would lose, if the master has counted them.
+    left_blocks: Option<u64>,
     segments: Vec<Segment>,
 }
 
@@ -93,6 +95,7 @@ impl From<PoolStats> for Status {
             incarnation: node.incarnation.to_string(),
             data_address: node.data_address,
             heartbeat_age_seconds: node.heartbeat_age.as_secs_f64(),
+            left_blocks: node.left_blocks,
             segments: node
                 .segments
                 .into_iter()
@@ -293,6 +296,7 @@ mod tests {
             incarnation: String::new(),
             data_address: String::new(),
             heartbeat_age_seconds: 0.0,
+            left_blocks: None,
             segments: vec![segment(1), segment(2)],
         }
     }

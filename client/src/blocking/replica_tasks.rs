@@ -16,6 +16,16 @@ impl Client {
         self.runtimes.one(self.client.drain_node(name, force))
     }
 
+    /// See [`crate::Client::drain_node_and_media`].
+    pub fn drain_node_and_media(
+        &self,
+        name: &str,
+        force: bool,
+    ) -> Result<ReplicaTask, ControlError> {
+        self.runtimes
+            .one(self.client.drain_node_and_media(name, force))
+    }
+
     /// See [`crate::Client::go_on_draining`].
     pub fn go_on_draining(&self, name: &str) -> Result<ReplicaTask, ControlError> {
         self.runtimes.one(self.client.go_on_draining(name))

@@ -1,7 +1,10 @@
 use super::{assert_soon, block, get_one, key, put_twice};
 use crate::clock::Deadline;
 use crate::testing::{Fault, Setup, connect, leader, options, pool, pool_with};
-use crate::{Client, ConnectError, GetOutcome, Leasing, Options, PutOptions, Timeouts};
+use crate::{
+    Client, ConnectError, GetOutcome, Leasing, Options, PutOptions, ReplicaBlocks, ReplicaChange,
+    ReplicaWish, Timeouts,
+};
 use kvpool_proto::{ExistReply, HelloReply};
 use kvpool_types::{ClusterId, Code, Key, Length};
 use prost::Message;
@@ -142,6 +145,33 @@ async fn a_drain_whose_cancellation_is_repeated_counts_as_cancelled() {
     assert!(pool.client.undrain_node("n1").await.unwrap());
     assert_eq!(pool.master.calls("undrain_node"), 2);
     assert!(!pool.client.undrain_node("n1").await.unwrap());
+}
+
+/// A drain goes on under the next leader. Two tasks move the same blocks, but two copies make two replicas.
+#[tokio::test]
+async fn a_move_off_media_is_repeated_and_a_copy_is_not() {
+    let pool = pool().await;
+    pool.client.drain_node_and_media("n1", false).await.unwrap();
+    let off = ReplicaWish {
+        change: ReplicaChange::Move,
+        blocks: ReplicaBlocks::OnlyOnMedia,
+        from: Some("n1".to_owned()),
+        to: Vec::new(),
+        evict: true,
+    };
+    pool.master.next("change_replicas", [Fault::AnswerLost]);
+    let task = pool.client.change_replicas(&off).await.unwrap();
+    assert_eq!((task.blocks, task.from.as_str()), (0, "n1"));
+    assert_eq!(pool.master.calls("change_replicas"), 2);
+    let copy = ReplicaWish {
+        change: ReplicaChange::Copy,
+        blocks: ReplicaBlocks::Pattern("x".to_owned()),
+        from: None,
+        ..off
+    };
+    pool.master.next("change_replicas", [Fault::AnswerLost]);
+    assert!(pool.client.change_replicas(&copy).await.is_err());
+    assert_eq!(pool.master.calls("change_replicas"), 3);
 }
 
 #[tokio::test]

@@ -973,7 +973,7 @@ pub struct DrainNodeRequest {
     /// moves what is left, and begins no drain: refused where the node does not drain
     #[prost(bool, tag = "4")]
     pub goes_on: bool,
-    /// the node's media do not come back: blocks that only they hold count as left; not of goes_on
+    /// the media do not come back: blocks that only they hold count as left; goes_on ignores it
     #[prost(bool, tag = "5")]
     pub media_leave: bool,
 }
@@ -3484,7 +3484,7 @@ pub struct Demoted {
 #[allow(clippy::all)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Drain {
-    /// Its media do not come back: blocks that only they hold move too. A node that knows nothing of it never says so.
+    /// Its media do not come back: blocks that only they hold count as left. An earlier node does not report it.
     #[prost(bool, tag = "1")]
     pub media_leave: bool,
 }

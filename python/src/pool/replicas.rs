@@ -108,14 +108,18 @@ impl Pool {
     /// `change`: 'copy' gives each block one more replica for each node of `to`; 'move' moves a replica to
     /// another node; 'drop' drops the replica on the node `source`. The last readable replica stays.
     /// The blocks are one of: these `keys`; the blocks whose keys contain a match of `regex`; without both,
-    /// every block of every namespace that has a replica on `source`.
+    /// every block of every namespace that has a replica on `source`. With `only_on_media`, every block that only
+    /// the media of `source` hold: a move with `evict` and without `to`, off a node that `drain_node` takes out of
+    /// service. An older master refuses it with InvalidArgumentError.
     /// `to`: names of nodes; empty for the node with the most free room.
     /// `evict`: a full target evicts blocks that were used earlier. Without it, a full target fails.
     ///
     /// Raises InvalidArgumentError for arguments that contradict each other, and an Error with the code
-    /// `missing` for an unknown node or `too_many_held` while too many tasks run. After another Error the
-    /// task may have begun: see `replica_tasks`.
-    #[pyo3(signature = (change, keys=None, *, regex=None, source=None, to=Vec::new(), evict=false))]
+    /// `missing` for an unknown node, `not_draining` for `only_on_media` of a node that is not drained, or
+    /// `too_many_held` while too many tasks run. After another Error the task may have begun: see `replica_tasks`.
+    #[pyo3(signature = (
+        change, keys=None, *, regex=None, source=None, to=Vec::new(), evict=false, only_on_media=false
+    ))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn change_replicas(
         &self,
@@ -126,16 +130,21 @@ impl Pool {
         source: Option<String>,
         to: Vec<String>,
         evict: bool,
+        only_on_media: bool,
     ) -> PyResult<ReplicaTask> {
         let wish = ReplicaWish {
             change: read_change(change)?,
-            blocks: match (keys, regex) {
-                (Some(_), Some(_)) => {
+            blocks: match (keys, regex, only_on_media) {
+                (Some(_), Some(_), _) => {
                     return Err(Fault::invalid("give keys or a regex, not both").into());
                 }
-                (Some(keys), None) => ReplicaBlocks::Keys(read_keys(keys)?),
-                (None, Some(regex)) => ReplicaBlocks::Pattern(regex),
-                (None, None) => ReplicaBlocks::OnNode,
+                (Some(_), None, true) | (None, Some(_), true) => {
+                    return Err(Fault::invalid("only_on_media takes no keys and no regex").into());
+                }
+                (Some(keys), None, false) => ReplicaBlocks::Keys(read_keys(keys)?),
+                (None, Some(regex), false) => ReplicaBlocks::Pattern(regex),
+                (None, None, false) => ReplicaBlocks::OnNode,
+                (None, None, true) => ReplicaBlocks::OnlyOnMedia,
             },
             from: source,
             to,
@@ -150,11 +159,24 @@ impl Pool {
     /// Returns the `ReplicaTask`. The node may stop once its state in `stats` is `drained`. A repeated call
     /// moves the remaining blocks, or begins the drain again if it was cancelled.
     ///
+    /// With `media`, the node's media do not come back, and the node is `drained` only once no block is left on them
+    /// alone. When the task has ended, call `change_replicas("move", source=name, evict=True, only_on_media=True)`.
+    /// Repeat it until a task changes nothing more. A repeated call without `media` says that they come back.
+    ///
     /// Raises an Error with the code `missing` for an unknown node. Without `force`, raises an Error with the
     /// code `last_node` if no other node can take the blocks that would leave with this node.
-    #[pyo3(signature = (name, *, force=false))]
-    fn drain_node(&self, py: Python<'_>, name: &str, force: bool) -> PyResult<ReplicaTask> {
-        let task = self.call(py, |client| client.drain_node(name, force))?;
+    #[pyo3(signature = (name, *, force=false, media=false))]
+    fn drain_node(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        force: bool,
+        media: bool,
+    ) -> PyResult<ReplicaTask> {
+        let task = self.call(py, |client| match media {
+            true => client.drain_node_and_media(name, force),
+            false => client.drain_node(name, force),
+        })?;
         ReplicaTask::new(py, task)
     }
 

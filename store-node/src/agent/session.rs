@@ -498,7 +498,6 @@ impl Session {
             }
             drains
         });
-        context.media_leave.store(false, Ordering::Release);
         if has_changed {
             tracing::info!("an operator takes the node back into service");
         }

@@ -314,6 +314,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "the blocks of a node that wait for stores at once have a bound",
             "a block that moves to a draining node is in the queue of the drain",
             "a block whose medium was busy goes back to no queue of a drain",
+            "a move off media whose answer is lost is repeated",
         ],
     ),
     (

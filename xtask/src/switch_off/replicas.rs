@@ -516,7 +516,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         invariant: 5,
         what: "kvctl says that a node can be stopped once it is drained",
         file: "cli/src/commands/node/drain/outcome.rs",
-        on: "matches!(self.state.as_str(), \"drained\" | GONE)",
+        on: "matches!(self.state.as_str(), DRAINED | GONE)",
         off: "!self.state.is_empty()",
         package: "kvpool-cli",
         test: "a_drain_says_that_the_node_can_be_stopped_only_when_it_is_drained",

@@ -13,7 +13,7 @@ use kvpool_client::{
 use kvpool_types::Code;
 use outcome::{Outcome, said};
 use std::time::{Duration, Instant};
-use watch::{GONE, Look, SUSPECT, UNREPORTED, Watch};
+use watch::{DRAINED, GONE, Look, SUSPECT, UNREPORTED, Watch};
 
 /// How often the progress of a drain is looked at.
 const POLL: Duration = Duration::from_millis(200);
@@ -22,6 +22,8 @@ const POLL: Duration = Duration::from_millis(200);
 const SETTLES: Duration = Duration::from_secs(5);
 /// How long the master may take to count the blocks that are left. Its looks at a large pool are rare.
 const COUNTED: Duration = Duration::from_secs(30);
+/// How long the node's memory may take to be copied to SSDs that leave, before their blocks move.
+const COPIED: Duration = Duration::from_secs(60);
 /// How long a node takes blocks before its drain counts as cancelled. Another leader sees a draining node live for a
 /// moment, before the node says that it drains.
 const CANCELLED: Duration = Duration::from_secs(1);
@@ -55,7 +57,8 @@ pub(super) struct Args {
     #[arg(long)]
     force: bool,
     /// Move also the blocks that only the node's SSDs hold, because these do not come back. Each goes to the memory of
-    /// another node, and from there to its SSD within the write budget. No block that was used later is dropped for it
+    /// another node, and from there to its SSD within the write budget. An SSD drops no copy that was used later. With
+    /// --timeout 0s, run the command again later: it moves the blocks that were copied to the SSDs meanwhile
     #[arg(long)]
     ssd: bool,
     /// End well also when a stop would lose blocks. The output names their number
@@ -87,20 +90,28 @@ pub(super) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         return Err(unheard(&args.name, &first.state));
     }
     if args.timeout.is_zero() {
-        if args.ssd {
-            off_ssd(&client, &args.name).await.map_err(control_error)?;
-        }
-        let outcome = begun_only(&args, &task, first, begun);
+        let off = match args.ssd {
+            true => {
+                let off = off_ssd(&client, &args.name).await;
+                Some(off.map_err(|error| not_off_ssd(&args.name, error))?)
+            }
+            false => None,
+        };
+        let outcome = begun_only(&args, (&task, off.as_ref()), first, begun);
         context.output.show(&outcome, said)?;
         return outcome.check(false, args.allow_loss);
     }
     let until = begun + args.timeout;
     let mut moved = move_all(&client, &mut watch, task, until).await?;
-    let mut settled = settle(&mut watch, &moved, until).await?;
-    if args.ssd && settled.state != GONE {
+    let copied = copied_by(args.ssd, Instant::now(), until);
+    let mut settled = settle(&mut watch, &moved, copied).await?;
+    if args.ssd {
         // Now the SSD has the blocks of the memory that found no other place.
         let off = move_off_ssd(&client, &mut watch, until).await?;
         settled = settle(&mut watch, &off, until).await?;
+        if settled.state == DRAINED && off.left > 0 {
+            settled.left = only_on_ssd(&client, &args.name).await?;
+        }
         settled.on_ssd = off.left.min(settled.left);
         moved = Moved {
             blocks: moved.blocks + off.blocks,
@@ -133,6 +144,14 @@ pub(super) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
 }
 
 impl Moved {
+    /// Adds a task that has ended.
+    fn add(&mut self, ended: &ReplicaTask, until: Instant) {
+        self.blocks += ended.changed;
+        self.bytes += ended.bytes.0;
+        self.left = left_of(ended);
+        self.is_late = Instant::now() >= until;
+    }
+
     /// Why the last block that stayed did not move.
     fn reason(self) -> Option<String> {
         if self.left == 0 {
@@ -151,27 +170,38 @@ async fn order(client: &Client, args: &Args) -> anyhow::Result<ReplicaTask> {
         false => client.drain_node(&args.name, args.force).await,
     };
     match asked {
-        Err(error) if error.code == Code::LastNode => bail!(
-            "{}. Nothing was changed: with --force these blocks are lost when the node stops, unless it copies them \
-             to an SSD",
-            error.message
-        ),
+        Err(error) if error.code == Code::LastNode => {
+            let unless = match args.ssd {
+                true => "",
+                false => ", unless it copies them to an SSD",
+            };
+            bail!(
+                "{}. Nothing was changed: with --force these blocks are lost when the node stops{unless}",
+                error.message
+            )
+        }
         // It was cancelled while it began.
         Err(error) if error.code == Code::NotDraining => Err(cancelled(&args.name)),
         begun => begun.map_err(control_error),
     }
 }
 
-/// The outcome of a command that does not wait. Its drain has just begun.
-fn begun_only(args: &Args, task: &ReplicaTask, first: Look, begun: Instant) -> Outcome {
-    let left = first.left_blocks.unwrap_or_else(|| left_of(task));
+/// The outcome of a command that does not wait. Its drain has just begun: one task for the memory, one for the SSDs.
+fn begun_only(
+    args: &Args,
+    (task, off): (&ReplicaTask, Option<&ReplicaTask>),
+    first: Look,
+    begun: Instant,
+) -> Outcome {
+    let on_ssd = off.map_or(0, left_of);
+    let left = first.left_blocks.unwrap_or_else(|| left_of(task) + on_ssd);
     Outcome {
         node: args.name.clone(),
         state: first.state,
         moved: task.changed,
         bytes: task.bytes.0,
         left,
-        on_ssd: 0,
+        on_ssd: on_ssd.min(left),
         ssd_leaves: args.ssd,
         reason: None,
         seconds: begun.elapsed().as_secs_f64(),
@@ -217,10 +247,7 @@ async fn move_all(
         let ended = wait(client, watch, task, until).await?;
         let has_lost_leader = ended.is_none();
         if let Some(ended) = ended {
-            moved.blocks += ended.changed;
-            moved.bytes += ended.bytes.0;
-            moved.left = left_of(&ended);
-            moved.is_late = Instant::now() >= until;
+            moved.add(&ended, until);
             if moved.is_late {
                 moved.failure = ended.failure;
                 return Ok(moved);
@@ -251,6 +278,18 @@ async fn off_ssd(client: &Client, name: &str) -> Result<ReplicaTask, ControlErro
     client.change_replicas(&wish).await
 }
 
+/// The refusal of a task that moves the blocks of the node's SSDs.
+fn not_off_ssd(name: &str, error: ControlError) -> anyhow::Error {
+    if error.code != Code::InvalidArgument {
+        return control_error(error);
+    }
+    anyhow::anyhow!(
+        "the master is of an earlier version, and moves no blocks off SSDs: {}. Node {name} drains without its SSDs. \
+         Keep its SSDs, or start masters of this version and run the command again",
+        error.message
+    )
+}
+
 /// Begins tasks that move the blocks of the node's SSDs until one finds nothing more to move, or the time is over.
 async fn move_off_ssd(
     client: &Client,
@@ -259,42 +298,67 @@ async fn move_off_ssd(
 ) -> anyhow::Result<Moved> {
     let name = watch.name();
     let mut moved = Moved::default();
+    let mut has_counted = false;
     loop {
         let ended = match off_ssd(client, name).await {
             // A new leader has not taken the node out of service yet.
             Err(error) if error.code == Code::NotDraining => None,
-            // The node has left the pool.
-            Err(error) if error.code == Code::Missing => return Ok(moved),
-            Err(error) if error.code == Code::InvalidArgument => bail!(
-                "the master is of an earlier version, and moves no blocks off SSDs: {}. The blocks in the memory of \
-                 node {name} have moved",
-                error.message
-            ),
-            asked => wait(client, watch, asked.map_err(control_error)?, until).await?,
+            Err(error) if error.code == Code::Missing => {
+                return departed(name, has_counted.then_some(moved));
+            }
+            asked => {
+                let task = asked.map_err(|error| not_off_ssd(name, error))?;
+                wait(client, watch, task, until).await?
+            }
         };
         let Some(ended) = ended else {
             let Some(task) = go_on(client, watch, true).await? else {
-                return Ok(moved);
+                return departed(name, has_counted.then_some(moved));
             };
+            // Also after the end of the time: the next task counts the blocks on the SSDs.
             let again = move_all(client, watch, task, until).await?;
             moved.blocks += again.blocks;
             moved.bytes += again.bytes;
-            moved.is_late = again.is_late;
-            if moved.is_late {
-                return Ok(moved);
-            }
             continue;
         };
-        moved.blocks += ended.changed;
-        moved.bytes += ended.bytes.0;
-        moved.left = left_of(&ended);
-        moved.is_late = Instant::now() >= until;
+        has_counted = true;
+        moved.add(&ended, until);
+        if !moved.is_late {
+            watch.until_heard(until).await?;
+        }
         let is_last = is_last(&ended, watch.take_silence());
         moved.failure = ended.failure;
         if moved.is_late || is_last {
             return Ok(moved);
         }
     }
+}
+
+/// The result for a node that has left the pool: the tasks of its SSDs so far, if one has counted the blocks there.
+fn departed(name: &str, counted: Option<Moved>) -> anyhow::Result<Moved> {
+    counted.ok_or_else(|| {
+        anyhow::anyhow!(
+            "node {name} has left the pool before the blocks on its SSDs were counted. Start it again with its SSDs, \
+             and run the command again"
+        )
+    })
+}
+
+/// The blocks that only the SSDs of a node hold, although the master shows it as drained.
+///
+/// A new leader does not know that the SSDs leave if the node is of an earlier version. After another drain without
+/// --ssd no leader knows it.
+async fn only_on_ssd(client: &Client, name: &str) -> anyhow::Result<u64> {
+    let task = match off_ssd(client, name).await {
+        Err(error) if error.code == Code::NotDraining => return Err(cancelled(name)),
+        Err(error) if error.code == Code::Missing => {
+            return departed(name, None).map(|moved| moved.left);
+        }
+        asked => asked.map_err(|error| not_off_ssd(name, error))?,
+    };
+    let ended = client.cancel_replica_tasks(&[task.id]).await;
+    ended.map_err(control_error)?;
+    Ok(task.blocks)
 }
 
 /// Begins the next task of the drain, and never the drain itself. `None` when the node has left the pool.
@@ -348,6 +412,15 @@ struct Settled {
     on_ssd: u64,
 }
 
+/// Until when the copies of the node's memory on its SSDs are waited for. With --ssd the count of blocks also changes
+/// while clients remove blocks from the SSDs, and the move of these blocks needs the rest of the time.
+fn copied_by(ssd_leaves: bool, now: Instant, until: Instant) -> Instant {
+    match ssd_leaves {
+        true => until.min(now + COPIED),
+        false => until,
+    }
+}
+
 /// Waits until the node is drained, or it is known how many blocks a stop loses. A node with an SSD copies there what
 /// did not move, as long as their number changes.
 async fn settle(watch: &mut Watch<'_>, moved: &Moved, until: Instant) -> anyhow::Result<Settled> {
@@ -384,7 +457,7 @@ async fn settle(watch: &mut Watch<'_>, moved: &Moved, until: Instant) -> anyhow:
         if unreported_since.is_some_and(|since| now >= since + UNHEARD) {
             return Err(unheard(name, &state));
         }
-        if state == "drained" {
+        if state == DRAINED {
             return Ok(settled(state, 0));
         }
         if left_blocks != counted.map(|(left, _)| left) {
@@ -474,5 +547,38 @@ mod tests {
         assert!(!is_last(&ended(2, 0), true));
         assert!(is_last(&ended(0, 0), true));
         assert!(!is_last(&ended(2, 2), false));
+    }
+
+    #[test]
+    fn the_blocks_of_ssds_move_although_their_number_changes_all_the_time() {
+        let now = Instant::now();
+        let until = now + Duration::from_secs(7200);
+        assert_eq!(copied_by(true, now, until), now + COPIED);
+        assert_eq!(copied_by(true, now, now), now);
+        assert_eq!(copied_by(false, now, until), until);
+    }
+
+    /// A script retires the machine with its disks when the command succeeds.
+    #[test]
+    fn a_node_that_leaves_before_its_ssds_are_counted_fails_its_drain() {
+        let why = departed("n", None).err().unwrap().to_string();
+        assert!(
+            why.contains("before the blocks on its SSDs were counted"),
+            "{why}"
+        );
+        assert!(departed("n", Some(Moved::default())).is_ok());
+    }
+
+    #[test]
+    fn a_master_that_moves_no_blocks_off_ssds_is_told_apart() {
+        let text = |code| {
+            let message = "which blocks".to_owned();
+            not_off_ssd("n", ControlError { code, message }).to_string()
+        };
+        let earlier = text(Code::InvalidArgument);
+        assert!(earlier.contains("of an earlier version"), "{earlier}");
+        assert!(earlier.contains("Keep its SSDs"), "{earlier}");
+        let other = text(Code::TooManyHeld);
+        assert!(!other.contains("of an earlier version"), "{other}");
     }
 }

@@ -44,8 +44,15 @@ pub(super) fn of(stats: &PoolStats) -> Vec<String> {
             ));
             continue;
         }
+        let lost = match node.left_blocks {
+            Some(left) if left > 0 => {
+                let left = output::count(left);
+                format!(", and {left} blocks would be lost with it now")
+            }
+            _ => String::new(),
+        };
         problems.push(format!(
-            "node {} is {}: last heartbeat {:.1} s ago",
+            "node {} is {}: last heartbeat {:.1} s ago{lost}",
             node.name,
             node.state,
             node.heartbeat_age.as_secs_f64()
@@ -74,7 +81,32 @@ pub(super) fn of(stats: &PoolStats) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::commands::status::tests::stats;
-    use kvpool_types::Length;
+    use kvpool_client::NodeStats;
+    use kvpool_types::{Incarnation, Length};
+    use std::time::Duration;
+
+    /// An operator sees how far a drain is, and what a stop would cost.
+    #[test]
+    fn a_draining_node_is_reported_with_the_blocks_that_a_stop_would_lose() {
+        for (left, is_told) in [(None, false), (Some(0), false), (Some(12), true)] {
+            let mut pool = stats(&[]);
+            pool.nodes.push(NodeStats {
+                name: "n".to_owned(),
+                state: "draining".to_owned(),
+                incarnation: Incarnation(1),
+                data_address: String::new(),
+                shm_path: String::new(),
+                heartbeat_age: Duration::ZERO,
+                segments: Vec::new(),
+                problems: Vec::new(),
+                left_blocks: left,
+            });
+            let text = of(&pool).remove(0);
+            assert!(text.starts_with("node n is draining"), "{text}");
+            let told = text.contains("12 blocks would be lost");
+            assert_eq!(told, is_told, "{text}");
+        }
+    }
 
     #[test]
     fn a_healthy_pool_has_no_problems_and_each_fault_is_reported_once() {

@@ -1,6 +1,6 @@
 //! The outcome of a drain: its text, and whether the command ends well.
 
-use super::watch::GONE;
+use super::watch::{DRAINED, GONE};
 use crate::output;
 use serde::Serialize;
 
@@ -13,9 +13,9 @@ pub(super) struct Outcome {
     pub(super) bytes: u64,
     /// Blocks that are on the node only, and that a stop loses. With --ssd these are also the blocks on its SSDs.
     pub(super) left: u64,
-    /// Blocks that did not move, and whose only copy is on the node's SSD.
+    /// Blocks that did not move, and whose only copy is on the node's SSD. With --ssd they are among `left`.
     pub(super) on_ssd: u64,
-    /// Whether the node's SSDs leave too. The blocks that are only there are among those left then.
+    /// Whether the node's SSDs leave too.
     #[serde(skip)]
     pub(super) ssd_leaves: bool,
     /// Why the last of these was not moved.
@@ -28,7 +28,7 @@ pub(super) struct Outcome {
 
 impl Outcome {
     fn may_stop(&self) -> bool {
-        matches!(self.state.as_str(), "drained" | GONE)
+        matches!(self.state.as_str(), DRAINED | GONE)
     }
 
     /// Fails unless a stop of the node loses no block, or loses only blocks whose loss the operator accepts.
@@ -85,10 +85,12 @@ pub(super) fn said(outcome: &Outcome) -> String {
         ),
     };
     let on_ssd = match outcome.on_ssd {
-        0 if outcome.ssd_leaves && outcome.left == 0 => " No block is only on its SSD.".to_owned(),
+        0 if outcome.ssd_leaves && outcome.state == DRAINED && outcome.left == 0 => {
+            " No block is only on its SSD.".to_owned()
+        }
         0 => String::new(),
         blocks if outcome.ssd_leaves => {
-            format!(" {} of them have a copy on its SSD.", output::count(blocks))
+            format!(" {} of them are on its SSD.", output::count(blocks))
         }
         blocks => format!(
             " {} blocks have only a copy on its SSD, and are back when the node is.",
@@ -100,7 +102,7 @@ pub(super) fn said(outcome: &Outcome) -> String {
         None => String::new(),
     };
     match (outcome.left, outcome.state.as_str()) {
-        (0, "drained") => {
+        (0, DRAINED) => {
             format!("{begin}{on_ssd} It can be stopped now: `kvctl status` shows it as drained.")
         }
         (0, GONE) => format!("{begin}{on_ssd} It has left the pool."),
@@ -112,6 +114,10 @@ pub(super) fn said(outcome: &Outcome) -> String {
              once it can be stopped."
         ),
         (0, state) => format!("{begin}{on_ssd} It is {state}, and not drained yet."),
+        (_, DRAINED) => format!(
+            "{begin} {left} blocks are on this node only{reason}.{on_ssd} `kvctl status` shows the node as drained, \
+             because the master does not know that its SSD leaves too."
+        ),
         _ => format!(
             "{begin} {left} blocks are on this node only and leave the pool when it stops{reason}.{on_ssd} \
              `kvctl status` shows the node as drained once no such block is left."
@@ -150,7 +156,7 @@ mod tests {
         assert!(refused.contains("4 blocks would be lost"), "{refused}");
         assert!(left.check(true, true).is_ok());
         let text = said(&left);
-        assert!(text.contains("4 of them have a copy on its SSD"), "{text}");
+        assert!(text.contains("4 of them are on its SSD"), "{text}");
         assert!(!text.contains("are back when the node is"), "{text}");
         assert!(!text.contains("can be stopped"), "{text}");
         let empty = of_ssds("drained", 0);
@@ -158,6 +164,17 @@ mod tests {
         let text = said(&empty);
         assert!(text.contains("No block is only on its SSD"), "{text}");
         assert!(text.contains("can be stopped now"), "{text}");
+        // Nobody has counted the blocks on its SSD.
+        for state in ["draining", "suspect"] {
+            let text = said(&of_ssds(state, 0));
+            assert!(!text.contains("No block is only on its SSD"), "{text}");
+        }
+        // The master counts on an SSD that does not come back.
+        let trusted = of_ssds("drained", 4);
+        assert!(trusted.check(false, false).is_err());
+        let text = said(&trusted);
+        assert!(!text.contains("can be stopped"), "{text}");
+        assert!(text.contains("does not know that its SSD leaves"), "{text}");
     }
 
     /// A script stops the node when the command succeeds.

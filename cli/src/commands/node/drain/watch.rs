@@ -11,6 +11,8 @@ const GLANCE: Duration = Duration::from_secs(1);
 
 /// The state of a node that has left the pool.
 pub(super) const GONE: &str = "gone";
+/// The state of a node whose stop loses no block.
+pub(super) const DRAINED: &str = "drained";
 /// The state of a node that the master does not hear.
 pub(super) const SUSPECT: &str = "suspect";
 /// The state of a node that a new leader has not heard yet.
