@@ -52,7 +52,7 @@ impl Pool {
     /// The blocks that only these media and nodes that leave hold. The block that was used last comes first.
     pub(in crate::pool) async fn only_on_media(&self, own: &HashSet<SegmentId>) -> Vec<OnMedia> {
         let (mut all, mut page) = (Vec::new(), Vec::new());
-        while let Some(further) = self.step_on_media(own, &page, |one| all.push(one)) {
+        while let Some(further) = self.step_of_evacuation(own, &page, |one| all.push(one)) {
             page = further;
             tokio::task::yield_now().await;
         }
@@ -68,7 +68,7 @@ impl Pool {
             return 0;
         }
         let (mut left, mut page) = (0, Vec::new());
-        while let Some(further) = self.step_on_media(&own, &page, |_| left += 1) {
+        while let Some(further) = self.step_of_evacuation(&own, &page, |_| left += 1) {
             if left >= most {
                 break;
             }
@@ -79,7 +79,7 @@ impl Pool {
 
     /// One step of a walk over the blocks that only these media and nodes that leave hold. Returns where the next step
     /// begins.
-    fn step_on_media(
+    fn step_of_evacuation(
         &self,
         own: &HashSet<SegmentId>,
         page: &[u8],
