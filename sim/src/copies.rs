@@ -100,8 +100,8 @@ impl Copies {
         let turns = media.iter().map(|medium| &medium.record).filter(|medium| {
             let zones = medium.size.0 / medium.zone.0.max(1);
             let before = self.cursors.insert(medium.id, medium.cursor);
-            // A drain may write many zones between two looks.
-            let has_turned = before.is_some_and(|before| before > medium.cursor);
+            // A drain may write many zones between two looks. Of two zones, the load alone may fill both.
+            let has_turned = before.is_some_and(|before| before > medium.cursor) || zones <= 2;
             has_turned || u64::from(medium.cursor) + 1 >= zones
         });
         self.turned.extend(turns.map(|medium| medium.id));
