@@ -430,6 +430,24 @@ pub(crate) async fn at_rest(world: &World, settled: Duration) -> Result<Arc<Pool
     }
 }
 
+/// The leader's pool at rest, once the log has everything that the leader did. A load ends before its record is durable:
+/// a leader that dies by then takes the block's place in memory with it, and the copy stays.
+async fn logged_at_rest(world: &World) -> Result<Arc<Pool>, String> {
+    let begun = Instant::now();
+    loop {
+        let pool = at_rest(world, Duration::ZERO).await?;
+        let logged = pool.logged();
+        let is_whole = logged.is_some_and(|logged| world.disk.ends_at(pool.epoch, logged));
+        if is_whole || world.has_failed() {
+            return Ok(pool);
+        }
+        if begun.elapsed() > REST {
+            return Err("the pool is at rest, and the log lacks what its leader did".to_owned());
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
 /// The end of a history: every call ends, the pool comes to rest, and it works.
 pub(crate) async fn come_to_rest(world: &Arc<World>) -> Result<(), String> {
     let begun = Instant::now();
@@ -545,7 +563,7 @@ async fn intruders_find_nothing(world: &Arc<World>) {
 /// A leader that follows at rest has the same blocks at the same places. Its predecessor dies, or all masters die at
 /// once.
 async fn the_next_leader_knows_all(world: &Arc<World>, all_die: bool) -> Result<(), String> {
-    let pool = at_rest(world, Duration::ZERO).await?;
+    let pool = logged_at_rest(world).await?;
     let before = all_of(&pool);
     let links = chains::links_of(&pool.stored_blocks());
     let epoch = pool.epoch;
