@@ -446,6 +446,7 @@ fn answer(session: &Session, ticket: u64, code: Code) {
     let done = proto::TransferDone {
         ticket,
         code: code.to_wire().into(),
+        takes_no_writes: false,
     };
     let done = proto::TransfersDone {
         transfers: vec![done],

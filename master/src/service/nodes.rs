@@ -396,7 +396,12 @@ async fn converse(
                     });
                 }
             }
-            FromNode::TransfersDone(done) => pool.transfers_done(node, &ends(&done)),
+            FromNode::TransfersDone(done) => {
+                let transfers = done.transfers.iter();
+                let refused = transfers.filter(|one| one.takes_no_writes);
+                pool.writes_refused(node, refused.map(|one| one.ticket));
+                pool.transfers_done(node, &ends(&done));
+            }
             FromNode::Pulled(done) => pool.pulled(node, &ends(&done)),
             FromNode::Draining(draining) => {
                 let report = DrainReport {

@@ -443,6 +443,20 @@ async fn a_store_of_a_drain_that_failed_is_tried_once_more() {
     assert_eq!(disk.left.load(Ordering::SeqCst), 0);
 }
 
+/// The node offers its medium as read-only only after the drain has tried every store in vain.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_moves_the_blocks_whose_stores_its_disk_refuses() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), lru()).await;
+    let (node, disk) = twenty_blocks(&pool).await;
+    disk.takes_no_writes.store(true, Ordering::SeqCst);
+    disk.refuses.store(true, Ordering::SeqCst);
+    pool.draining(&node.node, true);
+    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+    let moves = pool.replica_tasks(&[]);
+    assert!(!moves.is_empty(), "told before the blocks moved");
+}
+
 /// A full disk refuses the drain's own stores. The blocks go to other nodes if the node waits for
 /// that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -51,6 +51,8 @@ pub(crate) struct Disk {
     pub(crate) moves_stall: AtomicBool,
     /// While set, nothing is written.
     pub(crate) refuses: AtomicBool,
+    /// While set, the node says of a store that failed that the disk takes no writes.
+    pub(crate) takes_no_writes: AtomicBool,
     /// How many stores fail from now on.
     pub(crate) refuses_next: AtomicU64,
     /// How often the master asked for a new format.
@@ -206,6 +208,9 @@ pub(crate) async fn join(
                                 tokio::time::sleep(Duration::from_millis(1)).await;
                             }
                             let code = disk.serve(&order);
+                            if code != Code::Ok && disk.takes_no_writes.load(Ordering::SeqCst) {
+                                pool.writes_refused(&node, [order.ticket]);
+                            }
                             pool.transfers_done(&node, &[(order.ticket, code)]);
                         });
                     }

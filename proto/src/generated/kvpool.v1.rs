@@ -3580,6 +3580,9 @@ pub struct TransferDone {
     /// kvpool_types::Code
     #[prost(uint32, tag = "2")]
     pub code: u32,
+    /// The disk has no room, or takes no writes. Its medium is read-only until the node starts again.
+    #[prost(bool, tag = "3")]
+    pub takes_no_writes: bool,
 }
 #[allow(clippy::all)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]

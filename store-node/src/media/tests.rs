@@ -93,6 +93,8 @@ struct Rig {
     blocks: Vec<(Extent, Checksum)>,
     answers: Answers,
     answered: UnboundedReceiver<ToMaster>,
+    /// Whether the ends of transfers are to say that the disk takes no writes.
+    takes_no_writes: bool,
 }
 
 impl Rig {
@@ -145,6 +147,7 @@ impl Rig {
             blocks,
             answers,
             answered,
+            takes_no_writes: false,
         }
     }
 
@@ -184,6 +187,7 @@ impl Rig {
                 panic!("the end of a transfer");
             };
             assert_eq!(Code::from_peer(done.transfers[0].code), expected);
+            assert_eq!(done.transfers[0].takes_no_writes, self.takes_no_writes);
         }
         begun.elapsed()
     }
@@ -248,6 +252,26 @@ fn a_device_that_is_gone_has_all_its_blocks_when_it_is_back() {
         rig.engine.mend();
         rig.engine.on_reads(0..u64::MAX, u64::MAX, fault);
         rig.transfer_all(Code::Unreachable, to);
+    }
+}
+
+/// The master hears of the state of a medium later than of the ends of its stores.
+#[test]
+fn a_store_that_a_disk_without_room_refuses_says_that_it_takes_no_writes() {
+    const EIO: i32 = 5;
+    const ENOSPC: i32 = 28;
+    const EROFS: i32 = 30;
+    for (error, takes_no_writes) in [(EIO, false), (ENOSPC, true), (EROFS, true)] {
+        let mut rig = Rig::with(2);
+        rig.takes_no_writes = takes_no_writes;
+        rig.engine
+            .on_writes(0..u64::MAX, u64::MAX, Fault::Errno(error));
+        rig.transfer_all(Code::Unreachable, |number| Extent {
+            segment: on_medium(1),
+            offset: Offset((number + 12) * footprint(LENGTH).unwrap()),
+            length: Length(LENGTH),
+        });
+        rig.engine.mend();
     }
 }
 

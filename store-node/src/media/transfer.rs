@@ -94,10 +94,12 @@ impl Order {
         (from.length == to.length).then_some((from, to))
     }
 
-    fn answer(&self, code: Code) {
+    /// `takes_no_writes`: the disk refuses all writes.
+    fn answer(&self, code: Code, takes_no_writes: bool) {
         let done = proto::TransferDone {
             ticket: self.order.ticket,
             code: code.to_wire().into(),
+            takes_no_writes,
         };
         let done = proto::TransfersDone {
             transfers: vec![done],
@@ -185,7 +187,7 @@ impl Shared {
     }
 
     fn end(&self, order: &Order, code: Code) {
-        order.answer(code);
+        order.answer(code, false);
         self.ended();
     }
 
@@ -267,7 +269,13 @@ impl Shared {
                     Code::Unreachable
                 }
             };
-            shared.end(&order, code);
+            // The state of the medium is told later than the end of the store. A drain must not end in between.
+            let is_refused = matches!(
+                &stored,
+                Err(StoreError::Io(IoError::NoSpace | IoError::ReadOnly))
+            );
+            order.answer(code, is_refused);
+            shared.ended();
         });
     }
 

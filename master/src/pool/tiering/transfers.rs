@@ -12,7 +12,7 @@ use crate::store::LogSeq;
 use crate::store::journal::{Ack, JournalError};
 use crate::store::record::{self, Commit, Record};
 use crate::tier::Medium;
-use kvpool_proto::{self as proto, master_message::Body};
+use kvpool_proto::{self as proto, MediumState, master_message::Body};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Checksum, Code, Extent, GrantId, Key, Length, Offset, SegmentId, Version};
 use smallvec::SmallVec;
@@ -244,6 +244,29 @@ impl Traffic {
 }
 
 impl Pool {
+    /// The disk of a node refused these writes, and takes no others. Call it before [`Pool::transfers_done`].
+    ///
+    /// The node's next offer says the same, but later: a drain would by then have tried all of its stores in vain, and
+    /// have told the node to leave with the blocks that other nodes could take.
+    pub fn writes_refused(&self, node: &StoreNode, tickets: impl IntoIterator<Item = u64>) {
+        for ticket in tickets {
+            let mut traffic = self.tiering.traffic.lock();
+            let Traffic { open, uses, .. } = &mut *traffic;
+            let transfer = open.get(&ticket);
+            let Some(transfer) = transfer.filter(|one| one.node.incarnation == node.incarnation)
+            else {
+                continue;
+            };
+            let used = uses.get_mut(&transfer.place.medium);
+            if let Some(used) = used
+                && used.is_of(&transfer.node, transfer.session)
+                && used.state == MediumState::MediumReady
+            {
+                used.state = MediumState::MediumReadOnly;
+            }
+        }
+    }
+
     /// Processes a node's answers to orders.
     pub fn transfers_done(self: &Arc<Self>, node: &StoreNode, done: &[(u64, Code)]) {
         let mut is_awaited = false;
