@@ -3,9 +3,9 @@
 use crate::plan::{Fault, Loss, Plan, Trick};
 use crate::sight::Sight;
 use crate::world::World;
-use kvpool_master::directory::StoredBlock;
+use kvpool_master::directory::{StoredBlock, Tick};
 use kvpool_master::pool::Pool;
-use kvpool_types::{SegmentId, Version};
+use kvpool_types::{Epoch, SegmentId, Version};
 use std::collections::{BTreeMap, BTreeSet};
 use tokio::time::Instant;
 
@@ -16,6 +16,8 @@ pub(crate) struct Copies {
     at: Option<Instant>,
     /// The zones that were being written at the last look.
     cursors: BTreeMap<SegmentId, u32>,
+    /// The term of the last look, and when each zone was full then.
+    sealed: (Epoch, BTreeMap<SegmentId, Vec<Tick>>),
     /// The media whose zones are written a second time, or soon will be.
     turned: BTreeSet<SegmentId>,
     /// The media that were seen, with their nodes.
@@ -97,12 +99,26 @@ impl Copies {
             .collect();
         let media = sight.pool.media();
         // The zones are written in a ring. The first is emptied when the last one is being written.
+        let sealed = (sight.pool.epoch, sight.pool.sealed_zones());
+        let was_sealed = std::mem::replace(&mut self.sealed, sealed.clone());
+        // All zones of a small disk may be written between two looks, and the first again. Then the next zone to be
+        // written was full at another time. A leader empties no zone in its first moments.
+        let is_round = |medium: SegmentId, cursor: u32| {
+            let of = |(_, sealed): &(Epoch, BTreeMap<SegmentId, Vec<Tick>>)| {
+                let zones = sealed.get(&medium)?;
+                let next = (cursor as usize + 1) % zones.len().max(1);
+                zones.get(next).copied()
+            };
+            was_sealed.0 == sealed.0 && of(&was_sealed).is_some_and(|at| of(&sealed) != Some(at))
+        };
         let turns = media.iter().map(|medium| &medium.record).filter(|medium| {
             let zones = medium.size.0 / medium.zone.0.max(1);
             let before = self.cursors.insert(medium.id, medium.cursor);
-            // A drain may write many zones between two looks. Of two zones, the load alone may fill both.
-            let has_turned = before.is_some_and(|before| before > medium.cursor) || zones <= 2;
-            has_turned || u64::from(medium.cursor) + 1 >= zones
+            // A drain may write many zones between two looks.
+            let has_turned = before.is_some_and(|before| before > medium.cursor);
+            has_turned
+                || is_round(medium.id, medium.cursor)
+                || u64::from(medium.cursor) + 1 >= zones
         });
         self.turned.extend(turns.map(|medium| medium.id));
         let media: Vec<SegmentId> = media

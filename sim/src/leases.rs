@@ -27,6 +27,8 @@ struct Held {
     until: Instant,
     /// The block for which the leader was seen to know it.
     known: Option<Known>,
+    /// The leader may have forgotten it. A later lease on the same copy does not bring it back.
+    is_excused: bool,
 }
 
 /// See [`Held`].
@@ -80,6 +82,7 @@ impl Leases {
             given: now,
             until: given.until,
             known: None,
+            is_excused: false,
         }));
     }
 
@@ -119,7 +122,8 @@ impl Leases {
         let now = Instant::now();
         let mut broken = Vec::new();
         let mut all = self.all.lock();
-        let is_open = |held: &&mut Held| held.until > now && held.epoch == pool.epoch.0;
+        let is_open =
+            |held: &&mut Held| held.until > now && held.epoch == pool.epoch.0 && !held.is_excused;
         let mut open = all.iter_mut().filter(is_open).peekable();
         if open.peek().is_none() {
             return broken;
@@ -137,17 +141,23 @@ impl Leases {
             let block = sight.block(key).map(|block| block.version);
             let copy = sight.copy(key).map(|copy| copy.version);
             let Some(version) = block.or(copy) else {
-                held.known = None;
+                held.is_excused = true;
                 continue;
             };
             let left = held.until.saturating_duration_since(now);
             let ends = [terms.get(&version), of_copies.get(&version)];
             let is_known = ends.into_iter().flatten().any(|end| *end + SLACK >= left);
-            let was_known = held.known.filter(|known| {
-                let stays = !known.in_memory || block.is_some();
-                known.version == version && stays && !has_lost
+            // Another reader's lease on the copy may last as long as a lease that left with memory.
+            let has_left = held.known.is_some_and(|known| {
+                known.version != version || known.in_memory && block.is_none()
             });
-            if was_known.is_some() && !is_known {
+            let was_in_memory = held.known.is_none_or(|known| known.in_memory);
+            let is_lost = has_lost && (was_in_memory || !is_known);
+            if has_left || is_lost || held.known.is_none() && !is_known {
+                held.is_excused = true;
+                continue;
+            }
+            if !is_known {
                 let (reader, epoch) = (held.reader, held.epoch);
                 broken.push(Broken {
                     key,
@@ -160,7 +170,7 @@ impl Leases {
                     ),
                 });
             }
-            held.known = is_known.then_some(Known {
+            held.known = Some(Known {
                 version,
                 in_memory: block.is_some(),
             });

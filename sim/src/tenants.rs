@@ -9,9 +9,9 @@ use crate::plan::{Tenant, in_words, tenant_name};
 use crate::sight::Sight;
 use crate::world::World;
 use kvpool_client::{Client, Namespace};
-use kvpool_master::pool::audit::Holder;
+use kvpool_master::pool::audit::{Holder, Use};
 use kvpool_master::pool::{NamespaceView, Pool};
-use kvpool_types::{Epoch, NamespaceSettings, Setting};
+use kvpool_types::{Epoch, NamespaceSettings, SegmentId, Setting, Version};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,8 +42,40 @@ pub(crate) struct Tenants {
     seen: Mutex<BTreeMap<Place, (u64, Option<u64>)>>,
     /// The loads under way at the last look.
     loads: Mutex<u64>,
+    moves: Mutex<Moves>,
     /// The quota of copies of each namespace in one term, since when, and the most copies it had then.
     media: Mutex<BTreeMap<(Epoch, String), MediaQuota>>,
+}
+
+/// The replicas that pulls make or have made, while their blocks may count twice.
+#[derive(Debug, Default)]
+struct Moves {
+    pulled: BTreeMap<(SegmentId, u64), (u64, Version)>,
+    /// Whether a namespace was above its hard quota at the last look.
+    is_above: bool,
+}
+
+impl Moves {
+    /// The bytes of the blocks that move. One that has moved stays at its former place too until the log has the
+    /// removal there. If its new node is suspect by then, both replicas stay for a while.
+    fn look(&mut self, pool: &Pool, uses: &[Use]) -> u64 {
+        let place = |one: &Use| (one.segment, one.range.start);
+        let blocks = uses.iter().filter(|one| one.holder == Holder::Block);
+        let blocks: BTreeMap<_, _> = blocks.map(|one| (place(one), one.version)).collect();
+        // Whatever takes more bytes later heeds the quota. So a look at which all are below it ends the allowance.
+        let is_above = std::mem::take(&mut self.is_above);
+        let is_logging = pool.logged().is_none();
+        self.pulled.retain(|at, (_, version)| {
+            let is_there = blocks.get(at) == Some(version);
+            let mut others = blocks.iter().filter(|(other, _)| *other != at);
+            is_above && is_there && (is_logging || others.any(|(_, other)| other == version))
+        });
+        for pull in uses.iter().filter(|one| one.holder == Holder::Pull) {
+            let bytes = pull.range.end - pull.range.start;
+            self.pulled.insert(place(pull), (bytes, pull.version));
+        }
+        self.pulled.values().map(|(bytes, _)| bytes).sum()
+    }
 }
 
 /// See [`Tenants`].
@@ -62,6 +94,7 @@ impl Tenants {
             acknowledged: Mutex::default(),
             seen: Mutex::default(),
             loads: Mutex::default(),
+            moves: Mutex::default(),
             media: Mutex::default(),
         }
     }
@@ -321,8 +354,7 @@ pub(crate) fn keep_their_rules(world: &World, sight: &Sight<'_>) -> Result<(), S
     let (pool, uses) = (sight.pool, &sight.survey.uses);
     let (views, _) = pool.namespaces_after("", usize::MAX);
     // A block that moves counts twice, and no quota holds it back.
-    let pulls = uses.iter().filter(|one| one.holder == Holder::Pull);
-    let moving: u64 = pulls.map(|pull| pull.range.end - pull.range.start).sum();
+    let moving = world.tenants.moves.lock().look(pool, uses);
     // A load that began before the quota ends with a block more.
     let loads = uses.iter().filter(|one| one.holder == Holder::Load).count() as u64;
     let loads_before = std::mem::replace(&mut *world.tenants.loads.lock(), loads);
@@ -354,6 +386,9 @@ pub(crate) fn keep_their_rules(world: &World, sight: &Sight<'_>) -> Result<(), S
             let place = (pool.epoch, name, setting.label());
             let hard = view.known.settings.get(setting);
             let (had, before) = seen.get(&place).copied().unwrap_or((has, hard));
+            if setting == Setting::MemoryHard && hard.is_some_and(|hard| has > hard) {
+                world.tenants.moves.lock().is_above = true;
+            }
             // A quota that is new may be passed already.
             if let Some(hard) = hard.filter(|hard| before == Some(*hard))
                 && has > hard.max(had) + more

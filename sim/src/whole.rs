@@ -2,9 +2,10 @@
 
 use crate::sight::Sight;
 use crate::world::World;
+use kvpool_master::directory::StoredBlock;
 use kvpool_master::pool::Pool;
-use kvpool_types::Version;
-use std::collections::BTreeMap;
+use kvpool_types::{SegmentId, Version};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -50,7 +51,12 @@ impl Whole {
         let epoch = sight.pool.epoch.0;
         let is_same = std::mem::replace(&mut self.epoch, epoch) == epoch;
         let now = Instant::now();
-        let since = sight.blocks().map(|(key, block)| {
+        // A node that starts again is there before the leader has dropped the blocks of its earlier life.
+        let own = segments_of_lives(world, sight.pool);
+        let is_there =
+            |block: &StoredBlock| block.replicas.iter().any(|at| own.contains(&at.segment));
+        let blocks = sight.blocks().filter(|(_, block)| is_there(block));
+        let since = blocks.map(|(key, block)| {
             let then = before
                 .get(&key)
                 .filter(|(version, _)| *version == block.version);
@@ -58,11 +64,11 @@ impl Whole {
             (key, (block.version, since))
         });
         self.since = since.collect();
-        let is_there = |missed: &Missed| {
+        let was_there = |missed: &Missed| {
             let since = self.since.get(&missed.key);
             since.is_some_and(|(_, since)| *since <= missed.begun)
         };
-        match missed.into_iter().find(is_there) {
+        match missed.into_iter().find(was_there) {
             Some(missed) => {
                 let block = sight.block(missed.key).into_iter();
                 let segments = block.flat_map(|block| block.replicas.iter().map(|at| at.segment));
@@ -81,6 +87,17 @@ impl Whole {
     pub(crate) fn forget(&mut self) {
         *self = Self::default();
     }
+}
+
+/// The segments of the nodes that run now.
+fn segments_of_lives(world: &World, pool: &Pool) -> BTreeSet<SegmentId> {
+    let ports = (0..world.plan.nodes).filter_map(|node| world.net.node(node));
+    let lives: Vec<_> = ports.map(|port| port.node.incarnation()).collect();
+    let segments = pool.placement.segments();
+    let own = segments
+        .iter()
+        .filter(|segment| lives.contains(&segment.node.incarnation));
+    own.map(|segment| segment.id).collect()
 }
 
 /// Whether every node of the plan can be read, and stays so until the next look unless it dies.

@@ -3,7 +3,7 @@
 
 use super::Pool;
 use crate::accounts::{Balance, Item};
-use crate::directory::{Directory, SHARDS, StoredBlock};
+use crate::directory::{Directory, SHARDS, StoredBlock, Tick};
 use crate::placement::Extents;
 use crate::replica::Replica;
 use crate::store::LogSeq;
@@ -114,6 +114,14 @@ impl Pool {
         });
         debug_assert_eq!(all, Ok(None), "an empty page is the start");
         terms
+    }
+
+    /// For each medium, the ticks at which the writing of its zones ended last.
+    pub fn sealed_zones(&self) -> BTreeMap<SegmentId, Vec<Tick>> {
+        let media = self.tier.media().into_iter();
+        media
+            .map(|medium| (medium.id, medium.sealed_zones()))
+            .collect()
     }
 
     /// The position in the log of the last record of this term, if every record is durable. `None`

@@ -218,6 +218,11 @@ impl Medium {
         self.sealed(self.next_zone())
     }
 
+    /// The ticks at which the writing of each zone ended last.
+    pub fn sealed_zones(&self) -> Vec<Tick> {
+        self.sealed.lock().clone()
+    }
+
     /// The tick at which the writing of a zone ended last.
     pub(crate) fn sealed(&self, zone: u32) -> Tick {
         let sealed = self.sealed.lock();

@@ -253,6 +253,11 @@ impl World {
         let mut order = Box::pin(async move { of.drain_node(&name, force).await });
         // The order is judged before it waits for anything.
         let answer = poll_fn(|context| Poll::Ready(order.as_mut().poll(context))).await;
+        // The drain begins with the order, long before the node stops.
+        if drains::drains(&pool, node) {
+            let ssd = self.ssds.get(number).into_iter();
+            ssd.for_each(|ssd| ssd.ledger.drain());
+        }
         if is_last && drains::drains(&pool, node) {
             let wrong = format!(
                 "n{number} is taken out of service without force, and no other node takes its blocks"
