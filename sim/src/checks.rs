@@ -430,8 +430,8 @@ pub(crate) async fn at_rest(world: &World, settled: Duration) -> Result<Arc<Pool
     }
 }
 
-/// The leader's pool at rest, once the log has everything that the leader did. A load ends before its record is durable:
-/// a leader that dies by then takes the block's place in memory with it, and the copy stays.
+/// The leader's pool at rest, once the log has everything that the leader did. A load ends before its record is
+/// durable: a leader that dies by then takes the block's place in memory with it, and the copy stays.
 async fn logged_at_rest(world: &World) -> Result<Arc<Pool>, String> {
     let begun = Instant::now();
     loop {

@@ -222,8 +222,8 @@ pub(crate) fn is_called_drained(world: &World, node: Incarnation) -> bool {
     })
 }
 
-/// Whether copies stay on disks until a doubt is raised about drained nodes: zones are not emptied, and no copy is found
-/// wrong. A disk that is gone is such a doubt for its own node.
+/// Whether copies stay on disks until a doubt is raised about drained nodes: zones are not emptied, and no copy is
+/// found wrong. A disk that is gone is such a doubt for its own node.
 fn copies_last(plan: &Plan) -> bool {
     let lasts = |fault: &Fault| match fault {
         Fault::Delete(..) => false,
@@ -235,8 +235,8 @@ fn copies_last(plan: &Plan) -> bool {
 
 /// A node that is called drained can stop: no block would be lost with it, and it was told so.
 ///
-/// A node that becomes silent or leaves, and a medium that is gone, end the label at once. A drained node gets no block:
-/// its puts and pulls were counted, and a load leaves the copy where it is.
+/// A node that becomes silent or leaves, and a medium that is gone, end the label at once. A drained node gets no
+/// block: its puts and pulls were counted, and a load leaves the copy where it is.
 pub(crate) fn labels_are_true(world: &World, sight: &Sight<'_>) -> Result<(), String> {
     let (plan, pool) = (&world.plan, sight.pool);
     for node in pool.members.all() {

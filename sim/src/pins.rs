@@ -233,8 +233,8 @@ impl Pins {
 
     /// A copy of a pinned block leaves its zone for memory alone. That memory can be read, and its node stays.
     ///
-    /// A node that drains does so until its end, and one that cannot be read takes longer than from one look to the next
-    /// to come back and to be suspect again. So where all nodes in memory were so at both looks, the copy had no reason
+    /// A node that drains does so until its end. A node that cannot be read does not come back and become suspect again
+    /// between two looks. So where all nodes in memory were so at both looks, the copy had no reason
     /// to leave in between. A new place in memory may have been such a reason.
     fn copies_stay(
         &self,

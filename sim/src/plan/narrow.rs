@@ -59,7 +59,8 @@ impl Plan {
             self.faults
                 .push((dice.between(1_500, self.length_ms), fault));
         }
-        // Copies are written, moved and read while their records, or removals of their keys, are on their way to the log.
+        // Copies are written, moved and read while their records, or removals of their keys, are on their way to the
+        // log.
         let fails = dice.chance(300);
         if fails || dice.chance(500) {
             let logged = match fails {

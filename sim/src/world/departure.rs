@@ -29,8 +29,8 @@ const CUT_FOR_LONG: Duration = Duration::from_secs(8);
 const HEARD: Duration = Duration::from_secs(6);
 /// How long an order takes at most in a pool at rest.
 const ORDERED: Duration = Duration::from_secs(1);
-/// How long the disk answers nothing, and how long before the drain that begins. A medium is slow after 1.5 s. It is slow
-/// still when the moves of a node without others are given up.
+/// How long the disk answers nothing, and how long before the drain that begins. A medium is slow after 1.5 s. It is
+/// slow still when the moves of a node without others are given up.
 const STALL: Duration = Duration::from_secs(9);
 const STALLED_BEFORE: Duration = Duration::from_millis(2_200);
 /// The keys of a namespace that are read meanwhile.
@@ -88,7 +88,8 @@ impl World {
         self.trace.note(
             "----",
             format_args!(
-                "n{number} leaves the pool at rest with {} blocks, hindrance: {hindrance:?}, must save all: {must_save}",
+                "n{number} leaves the pool at rest with {} blocks, hindrance: {hindrance:?}, \
+                 must save all: {must_save}",
                 before.len()
             ),
         );
