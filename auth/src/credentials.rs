@@ -102,7 +102,7 @@ impl Credentials {
         matches!(self.0, Kind::None)
     }
 
-    /// The token now. The file is looked at once a second at most.
+    /// The token now. The file is checked at most once a second.
     pub fn current(&self) -> Current {
         match &self.0 {
             Kind::None => Current {
@@ -143,7 +143,7 @@ impl Credentials {
         }
     }
 
-    /// What is wrong with the token, in a sentence: its file cannot be used, or its end is near.
+    /// The problem of the token, as a sentence: its file cannot be used, or the token expires soon.
     pub fn problem(&self) -> Option<String> {
         let of_life = |life: Option<TokenLife>| life?.problem(crate::now());
         match &self.0 {
@@ -165,8 +165,8 @@ impl Credentials {
         }
     }
 
-    /// Reads the file at once, because the token of number `refused` was refused. Returns whether there
-    /// is another one now.
+    /// Reads the file now, because the token with the number `refused` was refused. Returns whether there is another
+    /// one now.
     pub fn renewed(&self, refused: u64) -> bool {
         match &self.0 {
             Kind::File(file) => {
@@ -181,7 +181,7 @@ impl Credentials {
 }
 
 impl State {
-    /// What a caller shows while the file cannot be used.
+    /// The token that a caller shows while the file cannot be used.
     const fn rest(&self) -> &'static str {
         match self.current.number {
             0 => "there is no token",
@@ -203,7 +203,7 @@ impl TokenFile {
         take(&self.state.read())
     }
 
-    /// Reads the file. What cannot be read, and an empty file, changes nothing.
+    /// Reads the file. A file that is empty or cannot be read changes nothing.
     fn look(&self, is_first: bool) {
         self.state.write().looked = Instant::now();
         let path = self.path.display();

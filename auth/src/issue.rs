@@ -49,12 +49,12 @@ struct PrivateJwk {
     x: String,
 }
 
-/// What a new token says.
+/// The claims of a new token.
 #[derive(Clone, Debug)]
 pub struct NewToken<'a> {
-    /// Who it is for.
+    /// The subject.
     pub subject: &'a str,
-    /// Who makes it.
+    /// The issuer.
     pub issuer: &'a str,
     /// Which pools take it.
     pub audience: &'a str,

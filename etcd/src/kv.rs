@@ -171,7 +171,7 @@ fn behind(prefix: &[u8]) -> Bytes {
     }
 }
 
-/// What was read.
+/// The result of a read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ranged {
     /// The revision of the store when it was read.
@@ -203,7 +203,7 @@ pub(crate) fn revision(header: Option<&generated::ResponseHeader>) -> Revision {
     Revision(header.map_or(0, |header| header.revision))
 }
 
-/// What a transaction asks before it does anything.
+/// A comparison of a transaction.
 #[derive(Clone, Debug)]
 pub struct Compare(generated::Compare);
 
@@ -292,12 +292,12 @@ fn put_request(key: Bytes, value: Bytes, lease: Option<LeaseId>) -> generated::P
     }
 }
 
-/// A transaction: if all comparisons hold, one list of steps, and the other otherwise.
+/// A transaction. If all comparisons hold, etcd executes one list of steps, else the other list.
 #[derive(Clone, Debug, Default)]
 pub struct Txn(generated::TxnRequest);
 
 impl Txn {
-    /// One that compares nothing and does nothing.
+    /// A transaction without comparisons and steps.
     pub fn new() -> Self {
         Self::default()
     }
@@ -324,19 +324,19 @@ impl Txn {
     }
 }
 
-/// What a transaction did.
+/// The result of a transaction.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// The revision of the store behind it: its own, if it changed anything.
     pub revision: Revision,
     /// Whether all comparisons held.
     pub succeeded: bool,
-    /// What each step of the list that was taken answered; empty for a step that does not read.
+    /// The result of each executed step; empty for a step that does not read.
     answers: Vec<Ranged>,
 }
 
 impl Outcome {
-    /// What a step read, counted from 0 in the list that was taken.
+    /// The result of a read step. Steps of the executed list count from 0.
     pub fn read(&self, step: usize) -> &[KeyValue] {
         self.answers.get(step).map_or(&[], |read| &read.kvs)
     }
@@ -346,7 +346,7 @@ impl Outcome {
         self.read(step).first()
     }
 
-    /// Whether a limit cut short what a step read.
+    /// Whether a limit cut the result of a step short.
     pub fn more(&self, step: usize) -> bool {
         self.answers.get(step).is_some_and(|read| read.more)
     }
@@ -367,7 +367,7 @@ impl From<generated::TxnResponse> for Outcome {
 }
 
 impl Client {
-    /// Reads keys, as of now or later: what any earlier call wrote is seen.
+    /// Reads keys. The result includes the writes of every call that ended earlier.
     pub async fn range(&self, range: Range) -> Result<Ranged, Error> {
         let message = range.request();
         let answer = self

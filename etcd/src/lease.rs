@@ -1,4 +1,4 @@
-//! Leases: keys that go when nobody renews them.
+//! Leases of etcd: their keys are deleted when no client renews them.
 
 use crate::client::{Client, Repeat};
 use crate::error::Error;
@@ -28,8 +28,8 @@ pub struct Granted {
 }
 
 impl Client {
-    /// Asks for a lease. `ttl` is rounded up to whole seconds. A lease whose grant was not answered in
-    /// time runs out by itself.
+    /// Asks for a lease. `ttl` is rounded up to whole seconds. A lease whose grant was not answered in time expires
+    /// by itself.
     pub async fn lease_grant(&self, ttl: Duration) -> Result<Granted, Error> {
         let seconds = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
         let message = generated::LeaseGrantRequest {
@@ -79,8 +79,8 @@ impl Client {
         }
     }
 
-    /// Ends a lease, and deletes its keys. One that is gone already is [`Error::LeaseNotFound`], also
-    /// when an earlier try of this same call ended it.
+    /// Ends a lease, and deletes its keys. A lease that has ended is [`Error::LeaseNotFound`], also if an earlier
+    /// attempt of this call ended it.
     pub async fn lease_revoke(&self, lease: LeaseId) -> Result<(), Error> {
         self.call(Repeat::Every, |link| {
             let request = link.request(generated::LeaseRevokeRequest { id: lease.0 });

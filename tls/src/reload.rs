@@ -2,7 +2,8 @@
 //!
 //! A handshake looks at the files, at most once a second. So no task is needed, and no file system
 //! that tells of changes. Kubernetes replaces a mounted secret by a link, which changes the inode.
-//! A daemon also looks without handshakes, so that operators learn of files that cannot be used.
+//! A daemon also checks the files without handshakes, so that operators learn of files that cannot
+//! be used.
 
 use crate::error::TlsError;
 use parking_lot::{Mutex, MutexGuard};
@@ -43,7 +44,7 @@ impl<T> State<T> {
     }
 }
 
-/// What changes when a file is written, replaced, or given to another user.
+/// The attributes that change when a file is written, replaced, or given to another user.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -54,11 +55,11 @@ struct Stamp {
     changed: (i64, i64),
 }
 
-/// Says at its end that nobody looks any more, also when the load panicked.
+/// Records on drop that the check has ended, also after a panic of the load.
 struct Looking<'a, T>(&'a Mutex<State<T>>);
 
 impl<'a, T> Looking<'a, T> {
-    /// Ends the look. The next one cannot begin before the caller has stored what it found.
+    /// Ends the check. The next check cannot begin before the caller has stored the result.
     fn end(self) -> MutexGuard<'a, State<T>> {
         let mut state = self.0.lock();
         state.is_looking = false;
@@ -80,7 +81,8 @@ impl<T> Reloaded<T> {
         files: Vec<PathBuf>,
         load: impl Fn() -> Result<T, TlsError> + Send + Sync + 'static,
     ) -> Result<Self, TlsError> {
-        // Before the load, so that a change during the load is seen later.
+        // The stamps are taken before the load, so that the next check sees a change during the
+        // load.
         let stamps = stamps(&files);
         let value = Arc::new(load()?);
         Ok(Self {
@@ -113,7 +115,7 @@ impl<T> Reloaded<T> {
         let mut state = looking.end();
         state.looked = Instant::now();
         match loaded {
-            // The files are those of the value, also when they were others in between.
+            // The files equal those of the value in use, even if they differed in between.
             None => state.failure = None,
             Some(Ok(value)) => {
                 state.value = Arc::new(value);
@@ -121,8 +123,8 @@ impl<T> Reloaded<T> {
                 state.failure = None;
                 tracing::info!(files = ?self.files, "TLS certificates reloaded");
             }
-            // The stamps stay those of the value, so the next look reads the files again. The reason may have
-            // been one that leaves no trace in them: no descriptor was free, or no memory.
+            // The stamps stay those of the value in use, so the next check reads the files again. The failure may
+            // have had a cause that the stamps do not show, such as a lack of descriptors or memory.
             Some(Err(error)) => {
                 if state.is_new_failure(error.to_string()) {
                     tracing::warn!(

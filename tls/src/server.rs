@@ -1,4 +1,4 @@
-//! The server's side: what a port presents, and what it asks of its clients.
+//! The server's side: the certificate that a port presents, and the certificates that it requires.
 
 use crate::error::TlsError;
 use crate::reload::Reloaded;
@@ -84,7 +84,7 @@ pub enum Port {
 /// The files of a server.
 #[derive(Clone, Debug)]
 pub struct ServerFiles {
-    /// The certificate and the intermediate ones, PEM.
+    /// The certificate and the intermediate certificates, PEM.
     pub cert: PathBuf,
     /// Its private key, PEM.
     pub key: PathBuf,
@@ -234,8 +234,8 @@ fn config(
         .with_single_cert(chain, pem::key(&files.key)?)
         .map_err(|error| TlsError::BadPair(error.to_string()))?;
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
-    // A resumed session would skip the client's certificate. Connections are long, so that
-    // resumption saves little.
+    // A resumed session would skip the client's certificate. Connections live long, so resumption
+    // would save little.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)

@@ -1,7 +1,7 @@
 //! Adding Debian's packages, only where the caller has asked for it with `--install`.
 //!
-//! A package that brings a service is unpacked into the target directory and never installed: its
-//! service is not registered, not started and, if it was there before, not touched.
+//! A package with a service is unpacked into the target directory and never installed. So its
+//! service is not registered and not started, and a service that exists already is not touched.
 
 use crate::cargo::{answers, succeeds};
 use anyhow::{Context, Result};
@@ -12,7 +12,7 @@ use std::process::Command;
 /// Whether this run may add packages to the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Packages {
-    /// Missing packages are added where that takes no question.
+    /// Missing packages are installed if that is possible without a prompt.
     Add,
     /// The machine stays as it is.
     LeaveOut,
@@ -24,7 +24,7 @@ impl Packages {
         if install { Self::Add } else { Self::LeaveOut }
     }
 
-    /// Installs packages where that takes no question. Whether they are there then.
+    /// Installs packages if that is possible without a prompt. Returns whether they are installed.
     ///
     /// None of `packages` may bring a service: apt-get would start it.
     pub(crate) fn install(self, packages: &[&str]) -> Result<bool> {
@@ -53,7 +53,7 @@ impl Packages {
         self.unpacked_from(program, place, |into| download(package, into))
     }
 
-    /// The same, from what `fetch` lays into the directory that it is given.
+    /// The same, with the files that `fetch` puts into the directory that it gets.
     fn unpacked_from(
         self,
         program: &str,
@@ -162,7 +162,7 @@ mod tests {
         }
         let scratch = scratch("unpacked");
         let (place, trace) = (scratch.join("served"), scratch.join("trace"));
-        // What was cut off before is in nobody's way.
+        // The remains of an interrupted run do not matter.
         std::fs::create_dir_all(place.join("unpacking/usr/bin")).unwrap();
         let program = Packages::Add
             .unpacked_from("usr/bin/served", &place, |into| package(into, &trace))

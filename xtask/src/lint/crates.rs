@@ -10,7 +10,7 @@ const DOCUMENT: &str = "docs/ARCHITECTURE.md";
 /// The directory of each crate, and the directories of the crates that it depends on.
 type Crates = BTreeMap<String, BTreeSet<String>>;
 
-/// What the table says otherwise than the workspace, one sentence each.
+/// The differences between the table and the workspace, one sentence each.
 pub(super) fn differences() -> Result<Vec<String>> {
     let text = std::fs::read_to_string(root().join(DOCUMENT));
     let text = text.with_context(|| format!("cannot read {DOCUMENT}"))?;
@@ -36,7 +36,7 @@ fn workspace(packages: &[Package]) -> Crates {
     let crates = packages.iter().map(|package| {
         let directory = package.manifest_path.parent().unwrap_or(root());
         let dependencies = package.dependencies.iter();
-        // The table is of what a crate is built from: its tests may use more.
+        // The table lists normal dependencies: the tests of a crate may use more.
         let built_from = dependencies.filter(|dependency| dependency.kind.is_none());
         let paths = built_from.filter_map(|dependency| dependency.path.as_deref());
         (below_root(directory), paths.map(below_root).collect())

@@ -4,7 +4,7 @@ use crate::cargo::{answers, cargo, succeeds};
 use crate::tally::Tally;
 use anyhow::Result;
 
-/// What to do without cargo-deny.
+/// The remedy when cargo-deny is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Missing {
     /// Install it with cargo, which takes 70 s on two cores without optimization; where that fails the check

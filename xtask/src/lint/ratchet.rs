@@ -84,7 +84,7 @@ impl Ratchet {
         holds
     }
 
-    /// Lowers each count to what was found. Never raises one.
+    /// Lowers each count to the number of findings. Never raises one.
     fn lower(&mut self, found: &BTreeMap<(String, String), usize>) {
         for (key, accepted) in &mut self.0 {
             *accepted = found.get(key).copied().unwrap_or(0).min(*accepted);
