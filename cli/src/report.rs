@@ -103,7 +103,7 @@ pub(crate) struct Report {
     operations: Operations,
 }
 
-/// What moved between memory and the SSD, in blocks.
+/// The blocks that moved between memory and the SSD.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct OfSsd {
     /// Copied to the SSD.

@@ -1,11 +1,11 @@
-//! The rates of hand-offs: those of each round, and the report of all.
+//! The rates of hand-offs in each round, and the report over all rounds.
 
 use super::Load;
 use crate::output;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// What a round measures, in the order of the table.
+/// The cases of a round, in the order of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Case {

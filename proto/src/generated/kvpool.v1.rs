@@ -18,7 +18,7 @@ pub struct Caller {
     /// empty for "default"
     #[prost(string, tag = "5")]
     pub namespace: ::prost::alloc::string::String,
-    /// The caller cannot reach the leader: a standby passes the call on. Over gRPC only.
+    /// The caller cannot reach the leader: a standby forwards the call. Over gRPC only.
     #[prost(bool, tag = "6")]
     pub forward: bool,
     /// 24 bytes: the trace id (16) and the id of the span that makes the request (8), as in W3C Trace Context.
@@ -86,7 +86,7 @@ pub struct Namespace {
     #[prost(string, tag = "5")]
     pub salt: ::prost::alloc::string::String,
 }
-/// A quota or limit of a namespace, and what may be set (kvpool_types::tenancy::Setting).
+/// One quota or limit of a namespace (kvpool_types::tenancy::Setting).
 #[allow(clippy::all)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct NamespaceSetting {
@@ -356,7 +356,7 @@ pub struct CommitItem {
     #[prost(uint32, tag = "5")]
     pub parent: u32,
 }
-/// The items of a batch of which each was written to one segment.
+/// The items of a batch in which each item was written to one segment.
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CommitColumns {
@@ -447,7 +447,7 @@ pub struct Location {
     pub version: u64,
     #[prost(message, repeated, tag = "5")]
     pub replicas: ::prost::alloc::vec::Vec<ReplicaLocation>,
-    /// With missing: the block lies on a medium, and did not come back in the time of the caller. Memory has no room for
+    /// With missing: the block lies on a medium, and was not loaded within the caller's timeout. Memory has no room for
     /// the block, or its load is still in progress. Ask again after giving leases back.
     #[prost(bool, tag = "6")]
     pub later: bool,
@@ -768,7 +768,7 @@ pub struct NodeStats {
     /// as in the last Heartbeat
     #[prost(string, repeated, tag = "8")]
     pub problems: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Of a draining node: the blocks that a stop would lose, as of the last look. Absent: not counted.
+    /// For a draining node: the number of blocks that a stop would lose, as of the last count. Absent: not counted yet.
     #[prost(uint64, optional, tag = "9")]
     pub left_blocks: ::core::option::Option<u64>,
 }
@@ -874,13 +874,13 @@ pub struct ChangeReplicasRequest {
     /// While new memory is needed, older blocks are evicted for it. Without it the room must be free.
     #[prost(bool, tag = "8")]
     pub evict: bool,
-    /// One of these says which blocks.
+    /// The blocks of the task: one of these.
     #[prost(oneof = "change_replicas_request::Blocks", tags = "3, 4, 5, 9")]
     pub blocks: ::core::option::Option<change_replicas_request::Blocks>,
 }
 /// Nested message and enum types in `ChangeReplicasRequest`.
 pub mod change_replicas_request {
-    /// One of these says which blocks.
+    /// The blocks of the task: one of these.
     #[allow(clippy::all)]
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Blocks {
@@ -1003,7 +1003,7 @@ pub struct ClusterRequest {
     #[prost(bool, tag = "2")]
     pub overview: bool,
 }
-/// One kvmaster, as it last said of itself.
+/// One kvmaster, according to its last report.
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MasterMember {
@@ -1282,7 +1282,7 @@ pub mod pool_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Agrees on a version; says which pool and which term this is.
+        /// Agrees on a version, and returns the pool and the term.
         pub async fn hello(
             &mut self,
             request: impl tonic::IntoRequest<super::HelloRequest>,
@@ -1301,7 +1301,7 @@ pub mod pool_client {
             req.extensions_mut().insert(GrpcMethod::new("kvpool.v1.Pool", "Hello"));
             self.inner.unary(req, path, codec).await
         }
-        /// Makes a namespace known; the same definition again is harmless.
+        /// Creates a namespace. A repeated equal definition changes nothing.
         pub async fn create_namespace(
             &mut self,
             request: impl tonic::IntoRequest<super::CreateNamespaceRequest>,
@@ -1348,7 +1348,7 @@ pub mod pool_client {
                 .insert(GrpcMethod::new("kvpool.v1.Pool", "ChangeNamespace"));
             self.inner.unary(req, path, codec).await
         }
-        /// Deletes a namespace, and its blocks when asked.
+        /// Deletes a namespace, and its blocks if requested.
         pub async fn delete_namespace(
             &mut self,
             request: impl tonic::IntoRequest<super::DeleteNamespaceRequest>,
@@ -1398,7 +1398,7 @@ pub mod pool_client {
                 .insert(GrpcMethod::new("kvpool.v1.Pool", "ListNamespaces"));
             self.inner.unary(req, path, codec).await
         }
-        /// Picks replicas and grants the right to write them. Waits for room.
+        /// Chooses extents for replicas and grants their writes. Waits for room.
         pub async fn reserve(
             &mut self,
             request: impl tonic::IntoRequest<super::ReserveRequest>,
@@ -1436,7 +1436,7 @@ pub mod pool_client {
             req.extensions_mut().insert(GrpcMethod::new("kvpool.v1.Pool", "Commit"));
             self.inner.unary(req, path, codec).await
         }
-        /// Gives grants back unused.
+        /// Gives back unused grants.
         pub async fn revoke(
             &mut self,
             request: impl tonic::IntoRequest<super::RevokeRequest>,
@@ -1455,7 +1455,7 @@ pub mod pool_client {
             req.extensions_mut().insert(GrpcMethod::new("kvpool.v1.Pool", "Revoke"));
             self.inner.unary(req, path, codec).await
         }
-        /// Where blocks lie, leased.
+        /// Returns the locations of blocks, and leases the blocks.
         pub async fn lookup(
             &mut self,
             request: impl tonic::IntoRequest<super::LookupRequest>,
@@ -1474,7 +1474,7 @@ pub mod pool_client {
             req.extensions_mut().insert(GrpcMethod::new("kvpool.v1.Pool", "Lookup"));
             self.inner.unary(req, path, codec).await
         }
-        /// Whether blocks are there, leased unless asked otherwise.
+        /// Returns which blocks are present, and leases them unless the request says otherwise.
         pub async fn exist(
             &mut self,
             request: impl tonic::IntoRequest<super::ExistRequest>,
@@ -1518,7 +1518,7 @@ pub mod pool_client {
                 .insert(GrpcMethod::new("kvpool.v1.Pool", "MatchPrefix"));
             self.inner.unary(req, path, codec).await
         }
-        /// Extends leases that have not run out.
+        /// Extends leases that have not expired.
         pub async fn renew(
             &mut self,
             request: impl tonic::IntoRequest<super::RenewRequest>,
@@ -1701,7 +1701,7 @@ pub mod pool_client {
                 .insert(GrpcMethod::new("kvpool.v1.Pool", "ChangeReplicas"));
             self.inner.unary(req, path, codec).await
         }
-        /// How far tasks are.
+        /// Returns the progress of tasks.
         pub async fn replica_tasks(
             &mut self,
             request: impl tonic::IntoRequest<super::ReplicaTasksRequest>,
@@ -1804,12 +1804,12 @@ pub mod pool_server {
     /// Generated trait containing gRPC methods that should be implemented for use with PoolServer.
     #[async_trait]
     pub trait Pool: std::marker::Send + std::marker::Sync + 'static {
-        /// Agrees on a version; says which pool and which term this is.
+        /// Agrees on a version, and returns the pool and the term.
         async fn hello(
             &self,
             request: tonic::Request<super::HelloRequest>,
         ) -> std::result::Result<tonic::Response<super::HelloReply>, tonic::Status>;
-        /// Makes a namespace known; the same definition again is harmless.
+        /// Creates a namespace. A repeated equal definition changes nothing.
         async fn create_namespace(
             &self,
             request: tonic::Request<super::CreateNamespaceRequest>,
@@ -1822,7 +1822,7 @@ pub mod pool_server {
             &self,
             request: tonic::Request<super::ChangeNamespaceRequest>,
         ) -> std::result::Result<tonic::Response<super::NamespaceReply>, tonic::Status>;
-        /// Deletes a namespace, and its blocks when asked.
+        /// Deletes a namespace, and its blocks if requested.
         async fn delete_namespace(
             &self,
             request: tonic::Request<super::DeleteNamespaceRequest>,
@@ -1838,7 +1838,7 @@ pub mod pool_server {
             tonic::Response<super::ListNamespacesReply>,
             tonic::Status,
         >;
-        /// Picks replicas and grants the right to write them. Waits for room.
+        /// Chooses extents for replicas and grants their writes. Waits for room.
         async fn reserve(
             &self,
             request: tonic::Request<super::ReserveRequest>,
@@ -1848,17 +1848,17 @@ pub mod pool_server {
             &self,
             request: tonic::Request<super::CommitRequest>,
         ) -> std::result::Result<tonic::Response<super::Outcomes>, tonic::Status>;
-        /// Gives grants back unused.
+        /// Gives back unused grants.
         async fn revoke(
             &self,
             request: tonic::Request<super::RevokeRequest>,
         ) -> std::result::Result<tonic::Response<super::Outcomes>, tonic::Status>;
-        /// Where blocks lie, leased.
+        /// Returns the locations of blocks, and leases the blocks.
         async fn lookup(
             &self,
             request: tonic::Request<super::LookupRequest>,
         ) -> std::result::Result<tonic::Response<super::LookupReply>, tonic::Status>;
-        /// Whether blocks are there, leased unless asked otherwise.
+        /// Returns which blocks are present, and leases them unless the request says otherwise.
         async fn exist(
             &self,
             request: tonic::Request<super::ExistRequest>,
@@ -1871,7 +1871,7 @@ pub mod pool_server {
             tonic::Response<super::MatchPrefixReply>,
             tonic::Status,
         >;
-        /// Extends leases that have not run out.
+        /// Extends leases that have not expired.
         async fn renew(
             &self,
             request: tonic::Request<super::RenewRequest>,
@@ -1919,7 +1919,7 @@ pub mod pool_server {
             &self,
             request: tonic::Request<super::ChangeReplicasRequest>,
         ) -> std::result::Result<tonic::Response<super::ReplicaTask>, tonic::Status>;
-        /// How far tasks are.
+        /// Returns the progress of tasks.
         async fn replica_tasks(
             &self,
             request: tonic::Request<super::ReplicaTasksRequest>,
@@ -3228,18 +3228,18 @@ pub struct Register {
     /// The node can copy blocks from other nodes.
     #[prost(bool, tag = "15")]
     pub can_pull: bool,
-    /// The node asks readers for the permission that a master signs into locations (kvpool_types::read_right).
+    /// The node requires of readers the permission that a master signs into locations (kvpool_types::read_right).
     #[prost(bool, tag = "16")]
     pub wants_signed_reads: bool,
     /// Extents that loads from media wrote under earlier grants, and whose records may not be durable. A lease may run
     /// on each.
     #[prost(message, repeated, tag = "17")]
     pub loaded: ::prost::alloc::vec::Vec<ExtentRange>,
-    /// The node understands Undrain, and says in Draining whether it stops.
+    /// The node supports Undrain, and its Draining tells whether it stops.
     #[prost(bool, tag = "18")]
     pub can_undrain: bool,
 }
-/// The token of the session's first call was renewed. A session ends when its token does.
+/// The new token of the session, after its token was renewed. A session ends when its token expires.
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]
@@ -3266,7 +3266,7 @@ pub struct ExtentRange {
     #[prost(uint64, tag = "3")]
     pub length: u64,
 }
-/// After it the node accepts writes under this epoch's grants and no older one.
+/// From then on the node accepts writes under this epoch's grants only.
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]
@@ -3285,7 +3285,7 @@ pub struct Welcome {
     pub grant_key: ::prost::bytes::Bytes,
     #[prost(uint64, tag = "6")]
     pub heartbeat_interval_ms: u64,
-    /// Shows a master of an earlier term that this one was (kvpool_types::term_proof).
+    /// Proves this term to a master of an earlier term (kvpool_types::term_proof).
     #[prost(bytes = "bytes", tag = "7")]
     pub epoch_proof: ::prost::bytes::Bytes,
     /// The master's clock in milliseconds, on which the deadlines of its locations are. 0: it signs no locations.
@@ -3361,14 +3361,14 @@ pub struct Fence {
     #[prost(message, repeated, tag = "1")]
     pub items: ::prost::alloc::vec::Vec<FenceItem>,
 }
-/// The items that nothing can touch any more.
+/// The items that no process and no device can touch any more.
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Fenced {
     #[prost(uint64, repeated, tag = "1")]
     pub tickets: ::prost::alloc::vec::Vec<u64>,
 }
-/// Re-checks bytes that a client found wrong.
+/// Verifies an extent again, after a client found wrong bytes.
 #[allow(clippy::all)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Verify {
@@ -3387,17 +3387,17 @@ pub struct Verified {
     #[prost(bool, tag = "2")]
     pub matches: bool,
 }
-/// Nothing new should be placed here.
+/// The node asks for no new blocks.
 #[allow(clippy::all)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Draining {
-    /// Before it leaves, the node waits until its blocks are elsewhere: on its media, or else on other nodes.
+    /// Before it leaves, the node waits until its blocks are on its media or on other nodes.
     #[prost(bool, tag = "1")]
     pub move_blocks: bool,
-    /// An operator takes the node out of service. False: the node stops.
+    /// True: an operator takes the node out of service. False: the node stops.
     #[prost(bool, tag = "2")]
     pub out_of_service: bool,
-    /// Counts these messages of the node's process, from 1. 0: not said.
+    /// Numbers these messages of the node's process, from 1. 0: unknown.
     #[prost(uint64, tag = "3")]
     pub number: u64,
     /// As the last Drain said.
@@ -3471,7 +3471,7 @@ pub struct Transfers {
     #[prost(message, repeated, tag = "1")]
     pub transfers: ::prost::alloc::vec::Vec<Transfer>,
 }
-/// To a draining node: no block of its memory waits for a copy on a medium, or to be moved, any more.
+/// To a draining node: no block in its memory waits for a copy on a medium or for a move any more.
 #[allow(clippy::all)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Demoted {
@@ -3498,7 +3498,8 @@ pub struct Undrain {
     #[prost(uint64, tag = "1")]
     pub number: u64,
 }
-/// Every Drain before the Undrain with this number has no effect any more. A Draining before it is out of date.
+/// Confirms the Undrain with this number. Earlier Drains have no effect any more, and earlier Drainings are out of
+/// date.
 #[allow(clippy::all)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Undrained {

@@ -33,7 +33,7 @@ pub(crate) struct Args {
     path: PathBuf,
 }
 
-/// What a medium holds.
+/// The result of the verification of a medium.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Verification {
     path: String,
@@ -102,7 +102,7 @@ pub(super) async fn verify(path: &Path) -> anyhow::Result<Verification> {
     let bar = progress::bar(size >> 20, "MiB");
     bar.set_message("verifying");
     loop {
-        // In parts, so that an interrupt ends the command soon.
+        // The command reads in parts, so that an interrupt ends it soon.
         let part = tokio::task::spawn_blocking(move || {
             let ended = proceed(&mut scan, &mut verification);
             (scan, verification, ended)
@@ -142,7 +142,7 @@ fn begin(path: &Path) -> anyhow::Result<(Target, Verification, Scan, u64)> {
     Ok((target, verification, scan, superblock.size))
 }
 
-/// Goes on by [`STEPS`] reads. True at the end.
+/// Does the next [`STEPS`] reads. True at the end.
 fn proceed(scan: &mut Scan, verification: &mut Verification) -> bool {
     let mut reads = 0;
     while reads < STEPS {

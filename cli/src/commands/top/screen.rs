@@ -31,7 +31,7 @@ impl Screen {
             true => Some(tcgetattr(&stdin)?),
             false => None,
         };
-        // From here on the drop restores what was changed.
+        // From then on the drop restores the changed settings.
         let screen = Self {
             before,
             keys: keys(),
@@ -79,7 +79,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // Nobody could be told of a failure.
+        // The terminal is gone or broken, so a failure cannot be shown.
         let _ = write(CLOSE);
         if let Some(before) = &self.before {
             let _ = tcsetattr(io::stdin(), OptionalActions::Now, before);
