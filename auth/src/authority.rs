@@ -34,7 +34,7 @@ pub enum AuthorityError {
     Keys {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why the file cannot be used.
         problem: String,
     },
     /// The policy cannot be used.
@@ -42,7 +42,7 @@ pub enum AuthorityError {
     Policy {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why the file cannot be used.
         source: PolicyError,
     },
 }

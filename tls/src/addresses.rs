@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(interleave(many).len(), MOST);
     }
 
-    /// What happens at each address: how long until it answers, and whether it is well.
+    /// The behaviour of each address: the time until it answers, and whether it succeeds.
     async fn race(outcomes: &[(u64, bool)]) -> (Result<u16, u16>, Duration) {
         let began = Instant::now();
         let ports = 0..u16::try_from(outcomes.len()).unwrap();
@@ -129,12 +129,13 @@ mod tests {
         (ended.await.unwrap(), began.elapsed())
     }
 
-    /// Who is late here is late by a minute, and nobody waits for that.
+    /// A late address answers after a minute, which no attempt waits for.
     #[tokio::test]
     async fn the_first_that_answers_well_is_taken() {
         const NEVER: u64 = 60_000;
         let soon = Duration::from_secs(20);
-        // One that fails makes way at once, and one that is silent is not waited for.
+        // A failed attempt starts the next one at once, and a silent one does not delay it beyond
+        // the stagger.
         for (outcomes, winner) in [
             (&[(1, false), (1, true)][..], Ok(1)),
             (&[(NEVER, true), (1, true)], Ok(1)),

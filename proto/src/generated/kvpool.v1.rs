@@ -1745,7 +1745,7 @@ pub mod pool_client {
             req.extensions_mut().insert(GrpcMethod::new("kvpool.v1.Pool", "DrainNode"));
             self.inner.unary(req, path, codec).await
         }
-        /// Cancels an operator's drain of a node: the node takes new blocks again. A node that stops cannot be taken back.
+        /// Cancels an operator's drain of a node: the node takes new blocks again. A stop cannot be cancelled.
         pub async fn undrain_node(
             &mut self,
             request: impl tonic::IntoRequest<super::UndrainNodeRequest>,
@@ -1932,7 +1932,7 @@ pub mod pool_server {
             &self,
             request: tonic::Request<super::DrainNodeRequest>,
         ) -> std::result::Result<tonic::Response<super::ReplicaTask>, tonic::Status>;
-        /// Cancels an operator's drain of a node: the node takes new blocks again. A node that stops cannot be taken back.
+        /// Cancels an operator's drain of a node: the node takes new blocks again. A stop cannot be cancelled.
         async fn undrain_node(
             &self,
             request: tonic::Request<super::UndrainNodeRequest>,

@@ -144,7 +144,7 @@ mod tests {
         assert!(refused.to_string().contains("speaks TLS"), "{refused}");
         assert_eq!(refusal("master:7070"), Some(refused.to_string()));
         assert_eq!(refusal("other:7070"), None);
-        // Only the first byte says what the port speaks.
+        // Only the first byte identifies the protocol of the port.
         assert_eq!(second_of("master:7070", &[0, 21]).await.unwrap(), 21);
     }
 

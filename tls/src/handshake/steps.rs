@@ -63,7 +63,7 @@ side!(
     rustls::server::ServerConnectionData
 );
 
-/// What a handshake needs next.
+/// The next action of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// The caller sends [`Steps::to_send`] to the peer.
