@@ -143,7 +143,7 @@ struct Operations {
 }
 
 impl Tally {
-    /// Counts one request. `tokens` are those of its prompt.
+    /// Counts one request. `tokens` is the length of its prompt.
     pub(crate) fn add(
         &mut self,
         tokens: u64,

@@ -254,7 +254,7 @@ mod tests {
         let tls = pair.server();
         let in_2001 = 978_307_200;
         assert_eq!(tls.expires_at(), Some(in_2001));
-        // Behind the new one stands one that has expired, as an old intermediate certificate.
+        // An expired certificate follows the new one, as an old intermediate certificate may.
         let expired = std::fs::read_to_string(&pair.cert).unwrap();
         let pair = authority.sign("server", Life::Valid);
         let own = std::fs::read_to_string(&pair.cert).unwrap();

@@ -160,7 +160,8 @@ impl Settings {
     }
 }
 
-/// A client without a name uses `default`. An operator names what is created, changed or deleted.
+/// A client without a namespace uses `default`. An operator must name the namespace that a command
+/// creates, changes or deletes.
 fn parse_name(text: &str) -> Result<String, String> {
     match text {
         "" => Err(format!(

@@ -37,7 +37,7 @@ pub(super) struct Rates {
     pub(super) tcp_hot: f64,
     /// One rank of prefill to one of decode, all layers at once.
     pub(super) push: f64,
-    /// The same, from the moment when decode asks for pages that prefill offers.
+    /// The same, timed from the request of decode for pages that prefill offers.
     pub(super) pull: f64,
     /// Two ranks of prefill to one of decode: half of the heads of each token from each rank.
     pub(super) slices: f64,

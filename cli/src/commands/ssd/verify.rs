@@ -53,7 +53,7 @@ pub(super) struct Verification {
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Damage {
     pub(super) places: u64,
-    /// Offsets of the first ones, in bytes from the device's start.
+    /// Offsets of the first damaged extents, in bytes from the start of the device.
     pub(super) first_offsets: Vec<u64>,
 }
 

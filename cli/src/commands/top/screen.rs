@@ -66,7 +66,7 @@ impl Screen {
         write(&frame)
     }
 
-    /// Completes when somebody presses q.
+    /// Completes when the user presses q.
     pub(super) async fn quit(&mut self) {
         while let Some(key) = self.keys.recv().await {
             if matches!(key, b'q' | b'Q') {
