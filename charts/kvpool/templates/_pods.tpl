@@ -6,7 +6,7 @@
 {{- end }}
 {{- end }}
 
-{{/* These args stand last, so that an operator's flag overrides the chart's. */}}
+{{/* The operator's flags, after the chart's. A daemon refuses a flag that stands twice. */}}
 {{- define "kvpool.extraArgs" -}}
 {{- with .values.extraArgs -}}
 {{ toYaml . }}
