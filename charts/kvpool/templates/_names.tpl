@@ -47,7 +47,8 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 
 {{/*
 The addresses of all masters, separated by commas.
-Each master has a Service of its own. The address of the Service stays when the pod gets another one, so clients do not wait for DNS.
+Each master has a Service of its own. The address of the Service stays when the pod gets another one, so clients do not
+wait for DNS.
 */}}
 {{- define "kvpool.masters" -}}
 {{- $root := . -}}
