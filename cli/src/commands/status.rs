@@ -38,7 +38,7 @@ pub(crate) struct Args {
     over: Option<Duration>,
 }
 
-/// What the same token does show.
+/// The hint for a token that does not show the pool.
 const SHOWN: &str = "this token shows its own namespaces alone: try `kvctl --namespace NAME ls` and \
                      `describe`; zeros here say nothing of the pool";
 
