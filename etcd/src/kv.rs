@@ -1,4 +1,4 @@
-//! Keys: reading, and changing them in transactions.
+//! Reads keys, and changes them in transactions.
 
 use crate::client::{Client, Repeat};
 use crate::error::Error;
@@ -13,7 +13,7 @@ use tonic::Response;
 pub struct Revision(pub i64);
 
 impl Revision {
-    /// The one after it.
+    /// The next revision.
     #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0 + 1)
@@ -33,11 +33,11 @@ pub struct KeyValue {
     pub key: Bytes,
     /// Its value.
     pub value: Bytes,
-    /// When the key was created, after it was last deleted.
+    /// The revision that created the key, after its last deletion.
     pub created: Revision,
-    /// When the value was put.
+    /// The revision that put the value.
     pub modified: Revision,
-    /// The lease that it is deleted with, if any.
+    /// The lease whose end deletes the key, if any.
     pub lease: Option<LeaseId>,
 }
 
@@ -93,35 +93,35 @@ impl Range {
         }
     }
 
-    /// The first `limit` of them.
+    /// Limits the range to its first `limit` keys.
     #[must_use]
     pub fn limit(mut self, limit: u32) -> Self {
         self.limit = limit.into();
         self
     }
 
-    /// As they were at a revision.
+    /// Reads the keys as of a revision.
     #[must_use]
     pub fn at(mut self, revision: Revision) -> Self {
         self.revision = revision;
         self
     }
 
-    /// The last key first.
+    /// Returns the last key first.
     #[must_use]
     pub fn descending(mut self) -> Self {
         self.descending = true;
         self
     }
 
-    /// Without the values.
+    /// Returns the keys without their values.
     #[must_use]
     pub fn keys_only(mut self) -> Self {
         self.keys_only = true;
         self
     }
 
-    /// Whether a key is one of them.
+    /// Whether the range contains a key.
     pub fn contains(&self, key: &[u8]) -> bool {
         match &self.end[..] {
             [] => key == self.start,
@@ -159,7 +159,8 @@ impl Range {
     }
 }
 
-/// The first key behind all that begin with `prefix`. Where there is none, etcd's word for "to the end".
+/// The end of the range of keys that begin with `prefix`. If no key follows them, this is etcd's value for "to the
+/// end".
 fn behind(prefix: &[u8]) -> Bytes {
     match prefix.iter().rposition(|byte| *byte != u8::MAX) {
         Some(last) => {
@@ -174,11 +175,11 @@ fn behind(prefix: &[u8]) -> Bytes {
 /// The result of a read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ranged {
-    /// The revision of the store when it was read.
+    /// The revision of the store at the read.
     pub revision: Revision,
     /// The keys, in order.
     pub kvs: Vec<KeyValue>,
-    /// Whether the limit cut it short.
+    /// Whether the limit cut the result short.
     pub more: bool,
 }
 
@@ -258,7 +259,7 @@ impl Op {
         Self::put_with(key.into(), value.into(), None)
     }
 
-    /// Puts a value that goes when the lease does.
+    /// Puts a value that is deleted when the lease ends.
     pub fn put_leased(key: impl Into<Bytes>, value: impl Into<Bytes>, lease: LeaseId) -> Self {
         Self::put_with(key.into(), value.into(), Some(lease))
     }
@@ -309,14 +310,14 @@ impl Txn {
         self
     }
 
-    /// Adds a step for when all comparisons hold.
+    /// Adds a step that runs if all comparisons hold.
     #[must_use]
     pub fn then(mut self, op: Op) -> Self {
         self.0.success.push(op.0);
         self
     }
 
-    /// Adds a step for when one does not.
+    /// Adds a step that runs if a comparison fails.
     #[must_use]
     pub fn otherwise(mut self, op: Op) -> Self {
         self.0.failure.push(op.0);
@@ -327,7 +328,8 @@ impl Txn {
 /// The result of a transaction.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// The revision of the store behind it: its own, if it changed anything.
+    /// The revision of the store after the transaction. If the transaction changed a key, this is
+    /// its own revision.
     pub revision: Revision,
     /// Whether all comparisons held.
     pub succeeded: bool,
@@ -384,8 +386,8 @@ impl Client {
         Ok(self.range(Range::key(key)).await?.kvs.into_iter().next())
     }
 
-    /// Runs a transaction at one endpoint, once. After [`Error::Unavailable`] it may have been done, or
-    /// may be done yet.
+    /// Runs a transaction at one endpoint, once. After [`Error::Unavailable`] its outcome is unknown: it may have
+    /// run, or may still run.
     pub async fn txn(&self, txn: Txn) -> Result<Outcome, Error> {
         self.run(txn, Repeat::Once).await
     }

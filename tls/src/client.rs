@@ -159,16 +159,16 @@ impl ClientTls {
         Arc::clone(&self.configs.get().frames)
     }
 
-    /// Looks at the files once a second, also without handshakes, as long as this is used.
+    /// Checks the files once a second, also without handshakes, as long as this value lives.
     ///
     /// # Errors
     ///
-    /// There is no thread for it.
+    /// The thread cannot be started.
     pub fn keep_looking(&self) -> std::io::Result<()> {
         self.configs.keep_looking()
     }
 
-    /// Why the files could not be used at the last look; `None` if they could.
+    /// Why the files could not be used at the last check; `None` if they could.
     pub fn failure(&self) -> Option<String> {
         self.configs.failure()
     }

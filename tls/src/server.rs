@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The oldest version of TLS that is spoken.
+/// The oldest accepted version of TLS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Version {
     /// TLS 1.2.
@@ -44,16 +44,15 @@ impl std::str::FromStr for Version {
     }
 }
 
-/// Which callers need a certificate of the authority. A certificate that is presented must be valid in
-/// any case.
+/// Which callers need a certificate of the authority. A presented certificate must always be valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ClientAuth {
-    /// None is asked for.
+    /// No caller needs a certificate.
     None,
-    /// Store nodes need one, at the port of a master.
+    /// Store nodes need a certificate at the port of a master.
     Daemons,
-    /// Everybody needs one, but for the HTTP ports.
+    /// Every caller needs a certificate, except at HTTP ports.
     All,
 }
 
@@ -75,9 +74,9 @@ impl std::str::FromStr for ClientAuth {
 pub enum Port {
     /// gRPC and frames of a master.
     Control,
-    /// Frames of a store node. TLS is of version 1.3.
+    /// Frames of a store node. The version is TLS 1.3.
     Data,
-    /// Probes, metrics and views. Probes have no certificate, so none is asked for.
+    /// Probes, metrics and views. Probes have no certificate, so this port requires none.
     Http,
 }
 
@@ -117,7 +116,7 @@ impl std::fmt::Debug for ServerTls {
 }
 
 impl ServerTls {
-    /// Reads the files. Fails when they cannot be used, or when certificates are asked for and no
+    /// Reads the files. Fails when they cannot be used, or when certificates are required and no
     /// authority is named.
     pub fn open(files: ServerFiles) -> Result<Self, TlsError> {
         let client_auth = files.client_auth;
@@ -152,21 +151,21 @@ impl ServerTls {
         self.configs.get().expires_at
     }
 
-    /// Looks at the files once a second, also without handshakes, as long as this is used.
+    /// Checks the files once a second, also without handshakes, as long as this value lives.
     ///
     /// # Errors
     ///
-    /// There is no thread for it.
+    /// The thread cannot be started.
     pub fn keep_looking(&self) -> std::io::Result<()> {
         self.configs.keep_looking()
     }
 
-    /// Why the files could not be used at the last look; `None` if they could.
+    /// Why the files could not be used at the last check; `None` if they could.
     pub fn failure(&self) -> Option<String> {
         self.configs.failure()
     }
 
-    /// Whether everybody needs a certificate.
+    /// Whether every caller needs a certificate.
     pub fn asks_all(&self) -> bool {
         self.client_auth == ClientAuth::All
     }

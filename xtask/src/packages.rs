@@ -1,4 +1,4 @@
-//! Adding Debian's packages, only where the caller has asked for it with `--install`.
+//! Installs Debian packages, only if the caller passes `--install`.
 //!
 //! A package with a service is unpacked into the target directory and never installed. So its
 //! service is not registered and not started, and a service that exists already is not touched.
@@ -19,14 +19,14 @@ pub(crate) enum Packages {
 }
 
 impl Packages {
-    /// As the flag `--install` says it.
+    /// The choice of the flag `--install`.
     pub(crate) const fn asked(install: bool) -> Self {
         if install { Self::Add } else { Self::LeaveOut }
     }
 
     /// Installs packages if that is possible without a prompt. Returns whether they are installed.
     ///
-    /// None of `packages` may bring a service: apt-get would start it.
+    /// None of `packages` may have a service: apt-get would start it.
     pub(crate) fn install(self, packages: &[&str]) -> Result<bool> {
         if self == Self::LeaveOut || !may_install() {
             return Ok(false);
@@ -38,12 +38,13 @@ impl Packages {
             install.env("DEBIAN_FRONTEND", "noninteractive");
             succeeds(&mut install)
         };
-        // Package lists may be absent or old: they are fetched only if it does not go without.
+        // Package lists may be absent or old. They are fetched only if the installation fails
+        // without them.
         Ok(install()? || (update()? && install()?))
     }
 
-    /// The file `program` of a package that is unpacked into `place`, by this run or an earlier one.
-    /// `None` where the package cannot be had, or may not be.
+    /// The file `program` of a package that this run or an earlier run unpacked into `place`. `None` if the package
+    /// cannot be fetched, or may not be installed.
     pub(crate) fn unpacked(
         self,
         package: &str,
@@ -67,7 +68,8 @@ impl Packages {
         if self == Self::LeaveOut {
             return Ok(None);
         }
-        // Anew each time: a download or an unpacking that was cut off leaves a part.
+        // The directory starts empty each time, because an interrupted download leaves partial
+        // files.
         if place.exists() {
             std::fs::remove_dir_all(place)
                 .context("cannot remove the files of an earlier unpacking")?;
@@ -93,7 +95,7 @@ impl Packages {
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent)?;
         }
-        // Last, and in one step: the program that is there is whole.
+        // The last step renames the file, so that a program found there is complete.
         std::fs::rename(&from, &path).with_context(|| format!("the package has no {program}"))?;
         Ok(Some(path))
     }
@@ -109,7 +111,7 @@ fn update() -> Result<bool> {
     succeeds(Command::new("apt-get").args(["update", "--quiet"]))
 }
 
-/// Lays a package's archive into a directory. Takes no root where the package lists are there.
+/// Downloads a package's archive into a directory. Needs no root if the package lists exist.
 fn download(package: &str, into: &Path) -> Result<bool> {
     if !answers(Command::new("apt-get").arg("--version")) {
         return Ok(false);

@@ -27,7 +27,7 @@ const TESTERS: [&str; 7] = [
     "aiohttp",
     "msgpack",
 ];
-/// The commands that the wheel brings along.
+/// The programs that the wheel contains.
 pub(crate) const COMMANDS: [&str; 3] = ["kvmaster", "kvstore-node", "kvctl"];
 /// The tests of the wheel `kvpool`, its connectors among them.
 const OWN_TESTS: &str = "python/tests";
@@ -41,7 +41,7 @@ const VENV: &str = "python3-venv";
 /// How the wheels' binaries are built.
 #[derive(Clone, Copy)]
 enum Profile {
-    /// For use: as fast as they get.
+    /// For use: the fastest profile.
     Dist,
     /// For tests: the profile of the other tests' binaries.
     Debug,
@@ -49,10 +49,10 @@ enum Profile {
 /// With this feature the wheel needs no other crates than the tests. A build of one package alone
 /// would compile dependencies with fewer features.
 const SHARED_BUILD: &str = "shared-build";
-/// Where the wheel's builder looks for them.
+/// The directory in which maturin looks for the programs.
 const COMMANDS_DIR: &str = "python/kvpool.data/scripts";
 
-/// Builds the wheels `kvpool` and `kvpool-mooncake` and says where they are.
+/// Builds the wheels `kvpool` and `kvpool-mooncake` and prints their paths.
 pub(crate) fn wheels(packages: Packages) -> Result<bool> {
     let venv = environment(packages)?.with_context(missing)?;
     let Some(wheels) = build(&venv, Profile::Dist)? else {
@@ -111,7 +111,7 @@ pub(crate) fn test(packages: Packages, tally: &mut Tally) -> Result<()> {
     if !installed {
         return Ok(());
     }
-    // Beside each other: both wait more than they compute.
+    // The two test runs go in parallel, because both wait more than they compute.
     let mut own = Pytest::default();
     let mut mooncakes = Pytest::default();
     let [own_ended_well, mooncakes_ended_well] = watch_both(
@@ -249,7 +249,7 @@ pub(crate) fn pip(venv: &Path) -> Command {
 fn tool(venv: &Path, name: &str) -> Command {
     let mut command = Command::new(venv.join("bin").join(name));
     command.current_dir(root());
-    // maturin runs cargo, which would build much anew for it.
+    // maturin runs cargo, which would rebuild many crates for the changed environment.
     forget_xtask(&mut command);
     if name == "python" {
         command.arg("-I");

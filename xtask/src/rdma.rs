@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-/// How a case says that it could not be done here.
+/// The exit status of a case that cannot run here.
 const SKIPPED: i32 = 77;
 
 #[derive(clap::Args)]
@@ -74,7 +74,7 @@ impl Kernel {
 /// The part that `cargo xtask test` runs, on one kernel: bytes over verbs are right.
 const IN_TESTS: [&str; 3] = ["verbs", "conformance", "peers"];
 
-/// Runs the part of it that belongs to the tests, or counts it as skipped where no guest can be had.
+/// Runs the cases that belong to the tests, or counts them as skipped if this machine cannot run guests.
 pub(crate) fn test(packages: Packages, tally: &mut Tally) -> Result<()> {
     let place = target_dir()?.join("rdma");
     println!("\n▶ checking whether guests with RDMA can run here");
@@ -122,7 +122,7 @@ const NO_DEVICE: [&str; 2] = [
     "libibverbs.so.1 (rdma-core 32 or later) cannot be used",
 ];
 
-/// Runs the cases, whatever fails first. Returns whether all was well and something ran.
+/// Runs all cases, also after a failure. Returns whether all passed and at least one ran.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     let place = target_dir()?.join("rdma");
     let packages = Packages::asked(args.install);
@@ -192,8 +192,8 @@ fn scripts() -> PathBuf {
 fn make_image(series: &str, image: &Path) -> Result<Option<String>> {
     let mut kernel = Command::new(scripts().join("kernel.sh"));
     let mut files = Command::new(scripts().join("image.sh"));
-    // The file system is made anew each time: it takes a second, and this machine's libraries may
-    // have changed.
+    // The image is made each time: this takes a second, and this machine's libraries may have
+    // changed.
     if !succeeds(kernel.arg(series).arg(image))? || !succeeds(files.arg(image))? {
         return Ok(None);
     }

@@ -73,8 +73,8 @@ fn texts_of(one: &Crate, all: &[&Crate]) -> Result<Vec<(String, String)>> {
     texts.collect()
 }
 
-/// The text for a crate without a licence file: that of another crate of the same repository, or that of Apache-2.0,
-/// which is the same for all crates.
+/// The text for a crate without a licence file: that of another crate of the same repository, or Apache-2.0, whose
+/// text is always the same.
 fn borrowed(one: &Crate, all: &[&Crate]) -> Result<Vec<PathBuf>> {
     let same = |other: &&&Crate| {
         !one.repository.is_empty()

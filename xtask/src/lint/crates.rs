@@ -16,7 +16,7 @@ pub(super) fn differences() -> Result<Vec<String>> {
     let text = text.with_context(|| format!("cannot read {DOCUMENT}"))?;
     let told =
         table(&text).context("docs/ARCHITECTURE.md has no table `crate | … | depends on`")?;
-    // The table may also name directories that are no crates, such as a Python package.
+    // The table may also name directories that are not crates, such as a Python package.
     let is_package = |directory: &str| {
         let directory = root().join(directory);
         directory.is_dir() && !directory.join("Cargo.toml").is_file()

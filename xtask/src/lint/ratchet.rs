@@ -1,8 +1,8 @@
 //! Counts that may only fall.
 //!
-//! `xtask/ratchet.txt` holds, for a check and a top-level directory, the number of findings that are
-//! accepted there. A directory without an entry has none. A higher count fails the lint; a lower one is
-//! reported, and `cargo xtask lint --tighten` records it.
+//! `xtask/ratchet.txt` holds, for a check and a top-level directory, the number of findings that are accepted there.
+//! A directory without an entry has none. A higher count fails the lint. A lower count is reported, and `cargo xtask
+//! lint --tighten` records it.
 
 use super::text::{Files, Finding};
 use super::{seams, sentences, width};

@@ -51,7 +51,7 @@ fn find(files: &Files) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut of_file = String::new();
     let mut is_replaced = false;
-    // How far an item of tests is indented, while its lines go by.
+    // The indentation of a test item, while the loop reads its lines.
     let mut of_tests = None;
     let mut has_machines_instant = false;
     let mut selects: Option<Line<'_>> = None;
