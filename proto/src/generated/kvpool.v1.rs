@@ -3400,7 +3400,7 @@ pub struct Draining {
     /// Numbers these messages of the node's process, from 1. 0: unknown.
     #[prost(uint64, tag = "3")]
     pub number: u64,
-    /// As the last Drain said.
+    /// The value of the last Drain.
     #[prost(bool, tag = "4")]
     pub media_leave: bool,
 }
@@ -3486,7 +3486,8 @@ pub struct Demoted {
 #[allow(clippy::all)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Drain {
-    /// Its media do not come back: blocks that only they hold count as left. An earlier node does not report it.
+    /// The media of the node do not come back: blocks that are only on them count as left. A node of an earlier version
+    /// does not report this.
     #[prost(bool, tag = "1")]
     pub media_leave: bool,
 }
