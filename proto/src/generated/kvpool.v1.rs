@@ -1417,7 +1417,7 @@ pub mod pool_client {
             req.extensions_mut().insert(GrpcMethod::new("kvpool.v1.Pool", "Reserve"));
             self.inner.unary(req, path, codec).await
         }
-        /// Makes written blocks visible; answered once that is durable.
+        /// Makes written blocks visible. The answer comes once the commit is durable, or earlier with --commit-ack memory.
         pub async fn commit(
             &mut self,
             request: impl tonic::IntoRequest<super::CommitRequest>,
@@ -1843,7 +1843,7 @@ pub mod pool_server {
             &self,
             request: tonic::Request<super::ReserveRequest>,
         ) -> std::result::Result<tonic::Response<super::ReserveReply>, tonic::Status>;
-        /// Makes written blocks visible; answered once that is durable.
+        /// Makes written blocks visible. The answer comes once the commit is durable, or earlier with --commit-ack memory.
         async fn commit(
             &self,
             request: tonic::Request<super::CommitRequest>,
