@@ -45,7 +45,7 @@ pub enum TokenError {
     #[error("the token is for another audience: this pool is {0:?} (--auth-audience)")]
     Audience(String),
     /// The token was made by another issuer.
-    #[error("the token is of another issuer: this pool believes {0:?} (--auth-issuer)")]
+    #[error("the token is of another issuer: this pool accepts {0:?} (--auth-issuer)")]
     Issuer(String),
     /// The token is signed in a way that is not accepted.
     #[error("the token is not signed with EdDSA, ES256 or RS256")]

@@ -124,7 +124,7 @@ pub struct Guards {
 /// A port is open to other hosts, and nothing guards it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{what} listens on {addr}, beyond loopback, without TLS and without tokens: whoever reaches it can use the \
+    "{what} listens on {addr}, beyond loopback, without TLS and without tokens: anyone who reaches it can use the \
      pool. Pass --tls-cert and --tls-key, or listen on 127.0.0.1; on a network that you trust, pass --insecure"
 )]
 pub struct Exposed {

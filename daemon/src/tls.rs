@@ -43,7 +43,7 @@ pub struct Flags {
     #[arg(long, value_name = "VERSION")]
     #[serde(skip_serializing_if = "Option::is_none")]
     tls_min_version: Option<Version>,
-    /// Listen beyond loopback without TLS and without tokens: whoever reaches a port can use the pool
+    /// Listen beyond loopback without TLS and without tokens: anyone who reaches a port can use the pool
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     insecure: bool,

@@ -98,7 +98,7 @@ pub struct Client {
 #[derive(Debug)]
 struct Inner {
     slots: Vec<Slot>,
-    /// The endpoint that answered last, or the one after it if it failed.
+    /// The endpoint that answered last, or the next endpoint after a failure.
     preferred: AtomicUsize,
     user: Option<(String, String)>,
     token: Mutex<Option<MetadataValue<Ascii>>>,

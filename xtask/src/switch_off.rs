@@ -62,9 +62,9 @@ const OUT_OF_REACH: &str = "out of reach";
 /// The mechanisms to switch off.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only those of the invariant with this number [default: all]
+    /// Only mechanisms of the invariant with this number [default: all]
     invariant: Option<u8>,
-    /// Only those whose file or test has this text in its name
+    /// Only mechanisms whose file or test has this text in its name
     #[arg(long, value_name = "TEXT")]
     of: Option<String>,
     /// Run this many seeds of the simulation instead of the mechanisms' tests
