@@ -1,4 +1,5 @@
-//! What verifies tokens: the keys and the policy, read again when their files change.
+//! The verifier of tokens. It has the keys and the policy, and reads their files again after a
+//! change.
 
 use crate::claims::{self, TokenError};
 use crate::keys::Keys;
@@ -14,11 +15,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How often the files are looked at.
+/// Interval of checks of the files.
 const LOOK: Duration = Duration::from_secs(1);
-/// What is said of a JWKS without a key that can verify a token.
+/// The message for a JWKS without a key that can verify a token.
 const NO_KEY: &str = "it has no key for signatures with EdDSA (Ed25519), ES256 (P-256) or RS256";
-/// The most tokens whose verification is remembered.
+/// The most tokens whose verification is cached.
 const MOST_REMEMBERED: usize = 4096;
 
 /// Why tokens cannot be judged.
@@ -33,7 +34,7 @@ pub enum AuthorityError {
     Keys {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why the file cannot be used.
         problem: String,
     },
     /// The policy cannot be used.
@@ -41,22 +42,22 @@ pub enum AuthorityError {
     Policy {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why the file cannot be used.
         source: PolicyError,
     },
 }
 
-/// What verifies tokens. A change of the JWKS or of the policy holds within about a second, also for
-/// callers that were judged before: [`Authority::generation`] tells them.
+/// Verifies tokens. A change of the JWKS or of the policy takes effect within about a second. It also applies to
+/// callers that were judged before, because [`Authority::generation`] rises.
 pub struct Authority {
     settings: AuthSettings,
     rules: RwLock<Arc<Rules>>,
     generation: AtomicU64,
-    /// By the hash of the token, so that no token lies here.
+    /// Keyed by the hash of the token, so that memory holds no token.
     remembered: Mutex<HashMap<[u8; 32], Arc<Identity>>>,
-    /// What is wrong with the files, as of the last look.
+    /// Why the files cannot be used, as of the last check.
     problem: Mutex<Option<String>>,
-    /// Held during a look, so that the last one says what is wrong.
+    /// Held during a check, so that `problem` is the result of the last check.
     looking: Mutex<()>,
 }
 
@@ -75,7 +76,7 @@ impl fmt::Debug for Authority {
 }
 
 impl Authority {
-    /// Reads the files, and watches them as long as the result lives.
+    /// Reads the files, and checks them for changes as long as the result lives.
     ///
     /// # Errors
     ///
@@ -107,12 +108,12 @@ impl Authority {
         Ok(authority)
     }
 
-    /// The number of the files' present contents. It rises when they change.
+    /// The number of the files' present contents. It rises with each change.
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// What is wrong with the JWKS or the policy, in a sentence; `None` while both can be used.
+    /// Why the JWKS or the policy cannot be used, as a sentence; `None` while both can be used.
     pub fn problem(&self) -> Option<String> {
         self.problem.lock().clone()
     }
@@ -142,7 +143,7 @@ impl Authority {
         let claims = claims::verify(token, &rules.keys, issuer, audience)?;
         let identity = Arc::new(rules.policy.identity(claims));
         let mut remembered = self.remembered.lock();
-        // What was judged by files that have changed meanwhile is not remembered.
+        // A judgement by files that have changed meanwhile is not cached.
         if generation == self.generation() {
             if remembered.len() >= MOST_REMEMBERED {
                 remembered.clear();
@@ -152,8 +153,8 @@ impl Authority {
         Ok(identity)
     }
 
-    /// Reads the files, and uses them if they changed. A file that cannot be used changes nothing. A JWKS
-    /// without keys can be used: it takes the last key away, and then every caller is refused.
+    /// Reads the files, and uses them if they changed. A file that cannot be used changes nothing. A JWKS without
+    /// keys can be used: the operator has removed the last key, and every caller is refused.
     fn look(&self) -> Result<bool, AuthorityError> {
         let _one_at_a_time = self.looking.lock();
         let outcome = self.read_again();
@@ -198,7 +199,8 @@ impl Rules {
         ))
     }
 
-    /// As of a daemon that starts: without keys it would be of no use to anybody.
+    /// The rules at the start of a daemon. A start without keys fails, because such a daemon would
+    /// refuse every caller.
     fn read(settings: &AuthSettings) -> Result<Self, AuthorityError> {
         let rules = Self::parse(settings, Self::texts(settings)?)?;
         if rules.keys.len() == 0 {

@@ -14,9 +14,9 @@ pub(crate) const LEEWAY_S: u64 = 30;
 /// The claims of a token.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Claims {
-    /// Who the token is for.
+    /// The subject: the caller that holds the token.
     pub sub: String,
-    /// Who made it.
+    /// The issuer of the token.
     pub iss: String,
     /// When it ends, in seconds since 1970.
     pub exp: u64,
@@ -45,7 +45,7 @@ pub enum TokenError {
     #[error("the token is for another audience: this pool is {0:?} (--auth-audience)")]
     Audience(String),
     /// The token was made by another issuer.
-    #[error("the token is of another issuer: this pool believes {0:?} (--auth-issuer)")]
+    #[error("the token is of another issuer: this pool accepts {0:?} (--auth-issuer)")]
     Issuer(String),
     /// The token is signed in a way that is not accepted.
     #[error("the token is not signed with EdDSA, ES256 or RS256")]
@@ -84,7 +84,7 @@ pub(crate) fn verify(
     }
     backend::install();
     let header = decode_header(token).map_err(|error| match error.kind() {
-        // The header names an algorithm that the library does not know, such as none.
+        // The header names an algorithm that the library does not know, such as `none`.
         ErrorKind::Json(_) if names_unknown_algorithm(token) => TokenError::Algorithm,
         _ => TokenError::Malformed("its header is no header of a JWT".to_owned()),
     })?;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// The environment variable that names the file with the token.
 const TOKEN_FILE_VARIABLE: &str = "KVPOOL_TOKEN_FILE";
-/// The file with the token that the environment names.
+/// The token file that the environment names.
 pub fn token_file_of_environment() -> Option<PathBuf> {
     let path = std::env::var_os(TOKEN_FILE_VARIABLE)?;
     (!path.is_empty()).then(|| path.into())
@@ -21,10 +21,10 @@ pub fn token_file_of_environment() -> Option<PathBuf> {
 /// The token files that this process has warned of: each of its clients and daemons reads one.
 static WARNED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
-/// How often the file is looked at.
+/// Interval of checks of the file.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The token of a caller: none, a fixed one, or one from a file that somebody renews.
+/// The token of a caller: none, a fixed token, or the token in a file that another program renews.
 #[derive(Clone, Default)]
 pub struct Credentials(Kind);
 
@@ -41,7 +41,7 @@ enum Kind {
 pub struct Current {
     /// The token; empty for none.
     pub token: Token,
-    /// Rises whenever the token changes.
+    /// Rises with each change of the token.
     pub number: u64,
 }
 
@@ -53,7 +53,7 @@ struct TokenFile {
 struct State {
     current: Current,
     looked: Instant,
-    /// Why the file could not be read, the last time.
+    /// Why the last read of the file failed.
     failure: Option<String>,
     /// The times of the token.
     life: Option<TokenLife>,
@@ -70,7 +70,7 @@ impl fmt::Debug for Credentials {
 }
 
 impl Credentials {
-    /// The fixed `token`; none when it is empty.
+    /// Always shows `token`; none when it is empty.
     pub fn fixed(token: Token) -> Self {
         Self(if token.as_str().is_empty() {
             Kind::None
@@ -79,7 +79,7 @@ impl Credentials {
         })
     }
 
-    /// The token in the file at `path`. A file that cannot be read now may come later.
+    /// Shows the token in the file at `path`. A file that cannot be read now may appear later.
     pub fn file(path: &Path) -> Self {
         let file = TokenFile {
             path: path.to_owned(),
@@ -97,12 +97,12 @@ impl Credentials {
         Self(Kind::File(Arc::new(file)))
     }
 
-    /// Whether there is no token, and none will come.
+    /// Whether the caller has no token and never gets one.
     pub const fn is_none(&self) -> bool {
         matches!(self.0, Kind::None)
     }
 
-    /// The token now. The file is looked at once a second at most.
+    /// The token now. The file is checked at most once a second.
     pub fn current(&self) -> Current {
         match &self.0 {
             Kind::None => Current {
@@ -117,7 +117,7 @@ impl Credentials {
         }
     }
 
-    /// The number of the token now: rises whenever the token changes.
+    /// The number of the present token. It rises with each change.
     pub fn number(&self) -> u64 {
         match &self.0 {
             Kind::None => 0,
@@ -126,7 +126,8 @@ impl Credentials {
         }
     }
 
-    /// When the token begins and ends; `None` without a token, or when it does not say.
+    /// When the token begins and ends; `None` without a token, or if the token does not name its
+    /// end.
     pub fn life(&self) -> Option<TokenLife> {
         match &self.0 {
             Kind::None => None,
@@ -135,7 +136,7 @@ impl Credentials {
         }
     }
 
-    /// Whether the file could not be used when it was read last.
+    /// Whether the last read of the file failed.
     pub fn has_failed(&self) -> bool {
         match &self.0 {
             Kind::None | Kind::Fixed(_) => false,
@@ -143,7 +144,7 @@ impl Credentials {
         }
     }
 
-    /// What is wrong with the token, in a sentence: its file cannot be used, or its end is near.
+    /// The problem of the token, as a sentence: its file cannot be used, or the token expires soon.
     pub fn problem(&self) -> Option<String> {
         let of_life = |life: Option<TokenLife>| life?.problem(crate::now());
         match &self.0 {
@@ -165,8 +166,8 @@ impl Credentials {
         }
     }
 
-    /// Reads the file at once, because the token of number `refused` was refused. Returns whether there
-    /// is another one now.
+    /// Reads the file now, because the token with the number `refused` was refused. Returns whether the token has
+    /// changed.
     pub fn renewed(&self, refused: u64) -> bool {
         match &self.0 {
             Kind::File(file) => {
@@ -181,7 +182,7 @@ impl Credentials {
 }
 
 impl State {
-    /// What a caller shows while the file cannot be used.
+    /// The token that a caller shows while the file cannot be used.
     const fn rest(&self) -> &'static str {
         match self.current.number {
             0 => "there is no token",
@@ -203,7 +204,7 @@ impl TokenFile {
         take(&self.state.read())
     }
 
-    /// Reads the file. What cannot be read, and an empty file, changes nothing.
+    /// Reads the file. A file that is empty or cannot be read changes nothing.
     fn look(&self, is_first: bool) {
         self.state.write().looked = Instant::now();
         let path = self.path.display();

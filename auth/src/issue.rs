@@ -20,7 +20,7 @@ pub enum IssueError {
     /// A file cannot be read or written, or others can read it.
     #[error(transparent)]
     File(#[from] SecretFileError),
-    /// The file holds no key that was made here.
+    /// The file holds no key of `kvctl token create`.
     #[error("{0} holds no signing key of `kvctl token create`")]
     NotAKey(String),
     /// The system gave no random bytes, or refused to sign.
@@ -49,16 +49,16 @@ struct PrivateJwk {
     x: String,
 }
 
-/// What a new token says.
+/// The claims of a new token.
 #[derive(Clone, Debug)]
 pub struct NewToken<'a> {
-    /// Who it is for.
+    /// The subject.
     pub subject: &'a str,
-    /// Who makes it.
+    /// The issuer.
     pub issuer: &'a str,
-    /// Which pools take it.
+    /// The audience: pools with this audience accept the token.
     pub audience: &'a str,
-    /// When it begins and ends, in seconds since 1970.
+    /// When it begins, in seconds since 1970.
     pub begins: u64,
     /// When it ends, in seconds since 1970.
     pub expires: u64,
@@ -166,7 +166,7 @@ impl SigningKey {
 ///
 /// # Errors
 ///
-/// [`IssueError`] when the file holds something else, or cannot be written.
+/// [`IssueError`] when the file is not a JWKS, or cannot be written.
 pub fn publish(key: &SigningKey, path: &Path) -> Result<(), IssueError> {
     let mut set = match read_set(path) {
         Err(IssueError::File(SecretFileError::Io { source, .. }))
@@ -188,7 +188,7 @@ pub fn publish(key: &SigningKey, path: &Path) -> Result<(), IssueError> {
 ///
 /// # Errors
 ///
-/// [`IssueError`] when the file is no JWKS, or cannot be written.
+/// [`IssueError`] when the file is not a JWKS, or cannot be written.
 pub fn withdraw(id: &str, path: &Path) -> Result<(), IssueError> {
     let mut set = read_set(path)?;
     let keys = keys_of(&mut set, path)?;
@@ -200,7 +200,7 @@ pub fn withdraw(id: &str, path: &Path) -> Result<(), IssueError> {
 ///
 /// # Errors
 ///
-/// [`IssueError`] when the file is no JWKS.
+/// [`IssueError`] when the file is not a JWKS.
 pub fn key_ids(path: &Path) -> Result<Vec<String>, IssueError> {
     let mut set = read_set(path)?;
     let keys = keys_of(&mut set, path)?.iter();
@@ -234,7 +234,7 @@ pub fn save_secret(path: &Path, text: &str) -> Result<(), IssueError> {
     Ok(secret_file::write(path, text, 0o600)?)
 }
 
-/// Adds text to a file that everybody may read, or begins it.
+/// Appends text to a file that everybody may read. Creates the file if it does not exist.
 ///
 /// # Errors
 ///

@@ -24,8 +24,8 @@ struct Listed {
 }
 
 impl Keys {
-    /// Reads a JWKS. Keys of other kinds are skipped; shared secrets always are. None may be left: whoever runs the
-    /// pool has then taken out the last one.
+    /// Reads a JWKS. Keys of unsupported types are skipped, and shared secrets always are. The result may be empty:
+    /// the operator has then removed the last key.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         backend::install();
         let listed: Listed =

@@ -1,4 +1,4 @@
-//! Tokens and rights: who calls, and in which namespaces what may be done.
+//! Tokens and rights: the identity of a caller, and its roles in each namespace.
 //!
 //! ```text
 //!  token ──► keys (JWKS file) ──► claims ──► policy (TOML file) ──► Identity: roles a namespace
@@ -9,8 +9,8 @@
 //! - [`Credentials`] is the caller's side: a token, read again from its file before it expires.
 //! - [`issue`] makes keys and tokens for pools without an issuer.
 //!
-//! The crate does not know calls: each daemon says which roles a call takes. ADR 0043 says why tokens
-//! are JWTs and keys come from a file.
+//! The crate does not know calls: each daemon defines the roles that a call requires. ADR 0043 says why tokens are
+//! JWTs and keys come from a file.
 
 mod authority;
 mod backend;

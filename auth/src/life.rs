@@ -1,13 +1,14 @@
-//! When a token begins and ends, and when its end is told.
+//! When a token begins and ends, and when operators are warned of its end.
 
 use crate::claims::peek;
 
-/// An end that is nearer than so many seconds is told.
+/// Operators are warned of an end within this many seconds.
 const NEAR_S: u64 = 86_400;
-/// Only in the last part of a token's life: one that is renewed on time never comes so far.
+/// The warning comes only in the last tenth of a token's life. A token that is renewed on time does
+/// not reach it.
 const LAST_PART: u64 = 10;
-/// The last seconds of a token that does not say when it begins. Its life is unknown, and Kubernetes renews a token of
-/// an hour 720 s before its end.
+/// The time before the end at which the warning begins, for a token that does not say when it begins. The length of
+/// its life is unknown, and Kubernetes renews a token of an hour 720 s before its end.
 const LAST_S: u64 = 600;
 
 /// The times of a token, in seconds since 1970.
@@ -30,7 +31,7 @@ impl TokenLife {
         })
     }
 
-    /// What is said of the token at a time; `None` while its end is far.
+    /// The warning about the token at a time; `None` while its end is far.
     pub(crate) fn problem(self, now: u64) -> Option<String> {
         let Some(left) = self.expires.checked_sub(now).filter(|left| *left > 0) else {
             return Some(format!("has expired {} ago", span(now - self.expires)));

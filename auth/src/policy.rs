@@ -16,15 +16,15 @@ const MOST_RULES: usize = 10_000;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
-    /// The text is no policy.
+    /// The text is not a policy.
     #[error("{0}")]
     Unreadable(String),
-    /// A rule can never apply, or says nothing.
+    /// A rule can never apply, or has no effect.
     #[error("rule {number}: {problem}")]
     Rule {
         /// The number of the rule, from 1.
         number: usize,
-        /// What is wrong with it.
+        /// Why the rule cannot be used.
         problem: String,
     },
 }
@@ -53,9 +53,9 @@ pub struct Policy {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Rule {
-    /// Of the claim `sub`.
+    /// Pattern of the claim `sub`.
     subject: Option<Pattern>,
-    /// By name, or by path (`/a/b`, as JSON pointers have it).
+    /// Patterns by the name of a claim, or by its path (`/a/b`, a JSON pointer).
     #[serde(default)]
     claims: BTreeMap<String, Pattern>,
     roles: Vec<Role>,
@@ -68,7 +68,7 @@ impl Policy {
     ///
     /// # Errors
     ///
-    /// [`PolicyError`] when the text is no policy, or when a rule says nothing.
+    /// [`PolicyError`] when the text is not a policy, or when a rule has no effect.
     pub fn parse(text: &str) -> Result<Self, PolicyError> {
         let policy: Self = toml::from_str(text)
             .map_err(|error| PolicyError::Unreadable(toml_problem(text, &error)))?;
@@ -110,7 +110,7 @@ impl Policy {
             .collect();
         let all = grants.iter();
         let pool = all.clone().fold(Roles::NONE, |pool, (roles, namespaces)| {
-            // Operators and nodes have no namespaces: these roles are of the whole pool.
+            // The roles operator and node have no namespaces: they are for the whole pool.
             let own = Roles::of(&[Role::Node, Role::Operator]).and(*roles);
             let every = namespaces.iter().any(Pattern::is_every);
             pool | if every { *roles } else { own }
@@ -173,7 +173,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Who the token is for.
+    /// The subject of the token.
     pub fn subject(&self) -> &str {
         &self.subject
     }
@@ -195,7 +195,8 @@ impl Identity {
         here.fold(Roles::NONE, |sum, (roles, _)| sum | *roles)
     }
 
-    /// The roles for the whole pool: of rules for every namespace, and those without a namespace.
+    /// The roles for the whole pool: roles of rules for every namespace, and roles that have no
+    /// namespace.
     pub const fn pool_roles(&self) -> Roles {
         self.pool
     }

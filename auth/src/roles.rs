@@ -4,17 +4,17 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::BitOr;
 
-/// What a caller may do.
+/// A set of operations that a caller may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Reads blocks, and what is known of them.
+    /// Reads blocks and their metadata.
     Reader,
     /// Reads, puts and removes blocks by key.
     Writer,
-    /// Everything with blocks and their namespaces. With the pattern `*` also everything with nodes.
+    /// Does all operations on blocks and their namespaces. With the pattern `*` also all operations on nodes.
     Admin,
-    /// Is a store node: it registers, and reads what it copies from other nodes.
+    /// Is a store node: it registers, and reads the blocks that it copies from other nodes.
     Node,
     /// Sees the state of the whole pool, and no block.
     Operator,
@@ -49,15 +49,15 @@ pub struct Roles(u8);
 impl Roles {
     /// No role.
     pub const NONE: Self = Self(0);
-    /// Who may read blocks.
+    /// Roles that may read blocks.
     pub const READERS: Self = Self::of(&[Role::Reader, Role::Writer, Role::Admin]);
-    /// Who may put blocks.
+    /// Roles that may put blocks.
     pub const WRITERS: Self = Self::of(&[Role::Writer, Role::Admin]);
-    /// Who may change what is not a block.
+    /// Roles for forced removals and for changes of namespaces, nodes, media and tasks.
     pub const ADMINS: Self = Self::of(&[Role::Admin]);
-    /// Who may see the whole pool.
+    /// Roles that may see the whole pool.
     pub const WATCHERS: Self = Self::of(&[Role::Operator, Role::Admin]);
-    /// Who may be a store node.
+    /// Roles of store nodes.
     pub const NODES: Self = Self::of(&[Role::Node]);
 
     /// The set of `roles`.

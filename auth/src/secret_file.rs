@@ -1,4 +1,4 @@
-//! Files whose readers, or writers, matter.
+//! Files whose permissions are checked: secrets, and files that decide rights.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
@@ -17,7 +17,7 @@ pub enum SecretFileError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// Others may change the file.
@@ -47,7 +47,7 @@ fn failed(path: &Path) -> impl Fn(io::Error) -> SecretFileError {
     }
 }
 
-/// Reads a file that decides who may do what. A file that everybody may write is refused.
+/// Reads a file that decides rights. A file that everybody may write is refused.
 pub(crate) fn read_trusted(path: &Path) -> Result<String, SecretFileError> {
     let (text, mode) = read(path)?;
     if mode & 0o002 != 0 {
@@ -77,7 +77,7 @@ pub(crate) fn read(path: &Path) -> Result<(String, u32), SecretFileError> {
     Ok((text, mode))
 }
 
-/// Writes a file in one step, so that a reader never sees half of it.
+/// Writes a file in one step, so that a reader never sees a part of it.
 pub(crate) fn write(path: &Path, text: &str, mode: u32) -> Result<(), SecretFileError> {
     let partial = path.with_extension("partial");
     let written = || {

@@ -1,8 +1,8 @@
-//! What a daemon is told of tokens.
+//! The settings of tokens of a daemon.
 
 use std::path::PathBuf;
 
-/// What a daemon is told of tokens.
+/// The settings of tokens of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthSettings {
     /// The file with the issuer's public keys, a JWKS.
@@ -19,11 +19,11 @@ impl AuthSettings {
     /// The audience where none is set.
     pub const DEFAULT_AUDIENCE: &str = "kvpool";
 
-    /// The settings from four that a daemon has; `None` when tokens are off.
+    /// Combines four settings of a daemon; `None` when tokens are off.
     ///
     /// # Errors
     ///
-    /// The setting that is missing, and why.
+    /// The missing setting, and the reason why it is required.
     pub fn from_parts(
         jwks: Option<&PathBuf>,
         issuer: &str,

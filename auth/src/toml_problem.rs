@@ -1,7 +1,7 @@
-//! What is wrong with a TOML file that may hold a secret.
+//! The error of a TOML file that may hold a secret.
 
-/// Where in `text` the error is, and why. The error's own text has the whole line: where a file was named by
-/// mistake, that line can be a token or a key.
+/// The position of the error in `text`, and its reason. The error's own message quotes the whole line. If the wrong
+/// file was named, that line can be a token or a key.
 pub fn toml_problem(text: &str, error: &toml::de::Error) -> String {
     let before = error.span().and_then(|span| text.get(..span.start));
     let message = without_value(error.message());

@@ -83,7 +83,7 @@ pub(crate) enum Pool {
 /// How a pool is guarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Guard {
-    /// It asks for tokens.
+    /// It requires tokens.
     Tokens,
     /// Every port speaks TLS.
     Tls,

@@ -28,7 +28,7 @@ pub(super) const WINDOW_BYTES: u64 = 128 * MIB;
 #[derive(Debug)]
 pub(super) struct Running {
     cluster: Option<Cluster>,
-    /// What clients present to the pool.
+    /// The tokens and certificates that clients present to the pool.
     access: Access,
     connection: Connection,
     /// A client for statistics; no case is measured with it.

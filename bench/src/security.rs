@@ -34,7 +34,7 @@ roles = ["admin"]
 namespaces = ["*"]
 "#;
 
-/// What a client presents to a guarded pool, and whom it trusts.
+/// The token and certificate that a client presents to a guarded pool, and the authority that it trusts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Access {
     /// The file of its token.
@@ -50,7 +50,7 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// What the options of the command name.
+    /// The settings from the options of the command.
     pub(crate) fn of(connection: &Connection) -> Self {
         Self {
             token_file: connection.token_file.clone(),
@@ -184,7 +184,7 @@ impl Material {
         }
     }
 
-    /// What a client of the pool needs.
+    /// The settings for a client of the pool.
     pub(crate) fn access(&self, guard: Guard) -> Access {
         match guard {
             Guard::Tokens => Access {

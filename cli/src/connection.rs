@@ -156,7 +156,7 @@ impl Connection {
         opened.map(drop)
     }
 
-    /// Whom to trust, and what to present.
+    /// The trusted authorities, and the certificate to present.
     pub(crate) fn tls(&self) -> ClientFiles {
         ClientFiles {
             ca: self.tls_ca.clone(),
@@ -320,7 +320,7 @@ pub fn put_error(error: PutError) -> anyhow::Error {
     error.into()
 }
 
-/// What a caller is told whose token shows no more of a pool than its namespaces.
+/// The message for a caller whose token shows only the namespaces of a pool.
 pub(crate) const HIDDEN: &str =
     "this token does not show the pool's nodes and room: use one with the role operator or admin";
 
@@ -330,7 +330,7 @@ pub(crate) fn is_hidden(stats: &PoolStats) -> bool {
     stats.counters.is_empty()
 }
 
-/// The message about a pool without live nodes: the cause and the remedy. `nodes` are those that the leader
+/// The message about a pool without live nodes: the cause and the remedy. `nodes` are the nodes that the leader
 /// knows.
 pub(crate) fn no_node(connection: &Connection, nodes: &[NodeStats]) -> String {
     let master = connection.master();

@@ -3,7 +3,7 @@
 //! - `host`: memory, limits and RDMA ports of this host
 //! - `pool`: the masters, and the nodes over every transport
 //! - `node`: the transports to one node
-//! - `exposure`: what is open to other hosts
+//! - `exposure`: ports that are open to other hosts
 //! - `findings`: the problems, and their exit code
 //! - `tables`: the tables for people
 
@@ -51,8 +51,8 @@ impl Report {
 
 /// Why transfers between this host and the nodes cannot use RDMA; `None` if they can.
 ///
-/// With `--master` the nodes are those of that pool. Without it they are on this host, so the devices of
-/// this host decide.
+/// With `--master` the nodes are the nodes of that pool. Without it they are on this host, so the devices of this
+/// host decide.
 ///
 /// # Errors
 ///

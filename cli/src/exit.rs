@@ -59,11 +59,11 @@ pub struct Usage(pub String);
 #[error("{0}")]
 pub struct Unreachable(pub String);
 
-/// Blocks whose bytes differ from what was put.
+/// Blocks whose bytes differ from the bytes that were put.
 #[derive(Debug, thiserror::Error)]
 #[error("data corruption: {blocks} blocks differ from what was put")]
 pub struct WrongBytes {
-    /// The number of such blocks.
+    /// The number of blocks.
     pub blocks: u64,
 }
 
@@ -71,7 +71,7 @@ pub struct WrongBytes {
 #[derive(Debug, thiserror::Error)]
 #[error("{blocks} blocks were lost although they were leased")]
 pub(crate) struct LeasedLost {
-    /// The number of such blocks.
+    /// The number of blocks.
     pub(crate) blocks: u64,
 }
 

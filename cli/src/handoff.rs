@@ -25,7 +25,7 @@ use kvpool_types::Length;
 use report::Rates;
 use tokio::sync::oneshot;
 
-/// What a run measures.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
     /// The pages of one hand-off, each of [`PAGE_BYTES`].

@@ -14,7 +14,7 @@ pub(crate) async fn status(
     Ok(with_addresses(status.map_err(connect_error)?))
 }
 
-/// Why the pool takes no changes although a master leads; `None` where it takes them, or where nobody leads.
+/// Why the pool accepts no changes although it has a leader. `None` if it accepts them, or has no leader.
 pub(crate) fn read_only(status: &ClusterStatus) -> Option<String> {
     (status.role == "read-only").then(|| {
         format!(

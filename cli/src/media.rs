@@ -1,9 +1,9 @@
-//! What is wrong with a pool's media, for `status` and `doctor`.
+//! The problems of a pool's media, for `status` and `doctor`.
 
 use crate::output;
 use kvpool_client::MediumStats;
 
-/// One sentence or two for each medium that is not in full use: what is wrong, and what to do.
+/// One or two sentences for each medium that is not in full use: the problem and the remedy.
 pub(crate) fn problems(media: &[MediumStats]) -> Vec<String> {
     media.iter().filter_map(problem).collect()
 }

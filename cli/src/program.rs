@@ -37,7 +37,7 @@ pub fn run(name: &str, filter: &str, work: impl Future<Output = anyhow::Result<(
 /// Log lines on standard error, and spans to the collector that `KVPOOL_OTLP_ENDPOINT` names.
 fn start_logs(filter: EnvFilter) -> anyhow::Result<Option<kvpool_trace::Export>> {
     let Some(endpoint) = kvpool_trace::endpoint_from_env() else {
-        // One filter for all: what it leaves out costs one comparison.
+        // One filter for all layers: a filtered event costs one comparison.
         let all = tracing_subscriber::registry().with(filter);
         all.with(log_lines()).init();
         return Ok(None);

@@ -103,7 +103,7 @@ pub(crate) struct Report {
     operations: Operations,
 }
 
-/// What moved between memory and the SSD, in blocks.
+/// The blocks that moved between memory and the SSD.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct OfSsd {
     /// Copied to the SSD.
@@ -143,7 +143,7 @@ struct Operations {
 }
 
 impl Tally {
-    /// Counts one request. `tokens` are those of its prompt.
+    /// Counts one request. `tokens` is the length of its prompt.
     pub(crate) fn add(
         &mut self,
         tokens: u64,

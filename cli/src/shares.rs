@@ -3,7 +3,7 @@
 use crate::output;
 use kvpool_client::PoolStats;
 
-/// What is wrong, and what to do; `None` when the pool holds all guaranteed shares.
+/// The problem and the remedy; `None` if the pool has room for all guaranteed shares.
 pub(crate) fn problem(stats: &PoolStats) -> Option<String> {
     let counter = |name| stats.counters.get(name).copied().unwrap_or_default();
     let excess = counter("guaranteed_excess_bytes");

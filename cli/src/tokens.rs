@@ -1,4 +1,4 @@
-//! What is wrong with the daemons' files of tokens, keys and certificates, for `status` and `doctor`.
+//! The problems of the daemons' files of tokens, keys and certificates, for `status` and `doctor`.
 
 use kvpool_client::PoolStats;
 

@@ -13,8 +13,8 @@ pub struct Advertised {
 }
 
 impl Advertised {
-    /// The address of another port of the same daemon, which listens at `listen`: that one, or where it
-    /// is every interface the host that is advertised.
+    /// The address for peers of another port of this daemon, which listens at `listen`. An unspecified address
+    /// (0.0.0.0, ::) gets the advertised host.
     pub fn beside(&self, listen: SocketAddr) -> String {
         match self.address.rsplit_once(':') {
             Some((host, _)) if listen.ip().to_canonical().is_unspecified() => {
@@ -31,33 +31,34 @@ impl fmt::Display for Advertised {
     }
 }
 
-/// Why there is no address to tell others.
+/// Why a daemon has no address for peers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdvertiseError {
-    /// The daemon listens on every interface, and which of its addresses peers reach is not known.
+    /// The daemon listens on every interface, and does not know which of its addresses peers can
+    /// reach.
     #[error(
         "{listen} means every interface, and no peer can connect to that: pass \
          --advertise HOST:PORT with the address or name by which others reach this host"
     )]
     Unspecified {
-        /// The address it would have been.
+        /// The unspecified address.
         listen: SocketAddr,
     },
-    /// What `--advertise` gave is no address.
+    /// The value of `--advertise` is not an address.
     #[error("--advertise `{given}`: {reason}; write HOST:PORT or HOST")]
     Unparsable {
-        /// What was given.
+        /// The value.
         given: String,
-        /// What is wrong with it.
+        /// Why the value is not an address.
         reason: &'static str,
     },
 }
 
-/// The address to tell others: `advertise` (`HOST:PORT`, or `HOST` with the port that is listened
-/// on), or else `listen` itself, the address that the listener was bound to.
+/// Chooses the address for peers. `advertise` is `HOST:PORT`, or `HOST` with the port of `listen`.
+/// Without `advertise` the address is `listen`, to which the listener is bound.
 ///
-/// Fails for an unspecified address (0.0.0.0, ::) from either. Loopback is taken, and flagged.
+/// Fails for an unspecified address (0.0.0.0, ::). A loopback address is accepted and marked.
 pub fn decide(advertise: Option<&str>, listen: SocketAddr) -> Result<Advertised, AdvertiseError> {
     match advertise {
         None => from_ip(listen),

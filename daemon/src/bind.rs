@@ -1,4 +1,4 @@
-//! Listening, with errors that tell what to do.
+//! Binds listening sockets. Its errors name the remedy.
 
 use parking_lot::Mutex;
 use std::io;
@@ -9,37 +9,37 @@ use tokio::net::TcpListener;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// The text is no address.
+    /// The text is not an address.
     #[error(
         "`{addr}` is not an address for {what}: {reason}; write HOST:PORT, for example 127.0.0.1:9000, \
          or 0.0.0.0:9000 for every interface"
     )]
     Unparsable {
-        /// What the address was for.
+        /// The port, as messages name it.
         what: String,
         /// The text.
         addr: String,
-        /// What is wrong with it.
+        /// Why the text is not an address.
         reason: String,
     },
-    /// Another process listens there.
+    /// Another process listens on the address.
     #[error(
         "{addr} is in use, {what} cannot listen on it: stop the process that listens there (`ss -ltnp` shows it) \
          or choose another port"
     )]
     InUse {
-        /// What the address was for.
+        /// The port, as messages name it.
         what: String,
         /// The address.
         addr: SocketAddr,
     },
-    /// The process may not listen there.
+    /// The process has no permission to listen on the address.
     #[error(
         "no permission to listen on {addr} for {what}: ports below 1024 need privileges; choose a \
          higher one"
     )]
     NotPermitted {
-        /// What the address was for.
+        /// The port, as messages name it.
         what: String,
         /// The address.
         addr: SocketAddr,
@@ -50,25 +50,25 @@ pub enum BindError {
          shows, and tell others a different one with --advertise"
     )]
     NotLocal {
-        /// What the address was for.
+        /// The port, as messages name it.
         what: String,
         /// The address.
         addr: SocketAddr,
     },
-    /// Anything else that the system refused.
+    /// The system refused for another reason.
     #[error("cannot listen on {addr} for {what}: {source}")]
     Other {
-        /// What the address was for.
+        /// The port, as messages name it.
         what: String,
         /// The address.
         addr: SocketAddr,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
 }
 
 /// Listens on `addr`, which is `IP:PORT` or `NAME:PORT`; port 0 lets the system choose one. `what`
-/// says what for, as errors are to call it: "the gRPC port".
+/// names the port in errors: "the gRPC port".
 pub async fn bind(addr: &str, what: &str) -> Result<TcpListener, BindError> {
     let addr = resolve(addr, what).await?;
     TcpListener::bind(addr).await.map_err(|source| {
@@ -112,31 +112,31 @@ async fn resolve(addr: &str, what: &str) -> Result<SocketAddr, BindError> {
         .ok_or_else(|| unparsable(format!("`{host}` has no address")))
 }
 
-/// What guards the ports of a daemon.
+/// How the ports of a daemon are guarded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Guards {
     /// The ports speak TLS.
     pub tls: bool,
-    /// Callers prove who they are.
+    /// Callers must show a token.
     pub tokens: bool,
 }
 
 /// A port is open to other hosts, and nothing guards it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{what} listens on {addr}, beyond loopback, without TLS and without tokens: whoever reaches it can use the \
+    "{what} listens on {addr}, beyond loopback, without TLS and without tokens: anyone who reaches it can use the \
      pool. Pass --tls-cert and --tls-key, or listen on 127.0.0.1; on a network that you trust, pass --insecure"
 )]
 pub struct Exposed {
-    /// The port, as errors are to call it.
+    /// The port, as errors name it.
     pub what: &'static str,
     /// Where it listens.
     pub addr: SocketAddr,
 }
 
 /// Judges where the ports of a daemon listen. A port on loopback needs no guard. A port beyond loopback needs TLS or
-/// tokens, and `insecure` allows it without both. A warning names each risk that is left. A process warns once of
-/// ports with the same guards, however many daemons it runs.
+/// tokens, and `insecure` allows it without both. A warning names each risk that is left. A process that runs several
+/// daemons warns once for each combination of guards.
 ///
 /// # Errors
 ///

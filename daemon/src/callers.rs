@@ -1,8 +1,8 @@
-//! Callers of a port who have not shown yet that they speak its protocol.
+//! Callers of a port: connections whose hello or first request has not been accepted yet.
 //!
-//! Anybody who reaches a port can be a caller, so callers are bounded, in number and in the bytes that they
-//! may send, apart from the connections that are served. Over a bound one of them is displaced, never a
-//! connection: the oldest where there are too many, the one that has sent the most where they hold too much.
+//! Any host that reaches a port can be a caller. So callers have bounds of their own, on their number and on their
+//! bytes. At a bound the table displaces a caller, never an accepted connection. At the bound on their number it
+//! displaces the oldest caller. At the bound on bytes it displaces the caller that sent the most.
 //!
 //! ADR 0027 has the bounds on callers.
 
@@ -33,7 +33,7 @@ struct Entry {
     displaced: Arc<Notify>,
 }
 
-/// One caller. It counts as one until it is settled or dropped.
+/// One caller. It counts as a caller until it is settled or dropped.
 #[derive(Debug)]
 pub struct Caller {
     callers: Arc<Callers>,
@@ -51,7 +51,7 @@ impl Callers {
         })
     }
 
-    /// Takes a caller in; the oldest one makes room where there are too many.
+    /// Admits a caller. A full table displaces its oldest caller.
     pub fn admit(self: &Arc<Self>) -> Caller {
         let displaced = Arc::new(Notify::new());
         let mut present = self.present.lock();
@@ -75,7 +75,7 @@ impl Callers {
         }
     }
 
-    /// Displaces the oldest caller, whose descriptor is needed; whether there was one.
+    /// Displaces the oldest caller, to free its descriptor. Returns whether there was a caller.
     pub fn displace_oldest(&self) -> bool {
         let mut present = self.present.lock();
         let oldest = present.callers.first_key_value().map(|(number, _)| *number);
@@ -85,7 +85,7 @@ impl Callers {
         })
     }
 
-    /// Displaces everybody: the port is being closed.
+    /// Displaces all callers: the port is being closed.
     pub fn displace_all(&self) {
         let mut present = self.present.lock();
         while let Some((&oldest, _)) = present.callers.first_key_value() {
@@ -115,23 +115,23 @@ impl Present {
 }
 
 impl Caller {
-    /// Ends when the caller is to be closed in favour of another.
+    /// Completes when this caller is displaced.
     pub async fn displaced(&self) {
         self.displaced.notified().await;
     }
 
-    /// The same as a future of its own.
+    /// Like [`Caller::displaced`], as a future that does not borrow the caller.
     pub fn displacement(&self) -> impl Future<Output = ()> + Send + Sync + 'static {
         Arc::clone(&self.displaced).notified_owned()
     }
 
-    /// Closes it.
+    /// Displaces this caller.
     pub fn displace(&self) {
         let mut present = self.callers.present.lock();
         present.displace(self.number, "its calls were refused");
     }
 
-    /// Notes that so many bytes have come from it and are held.
+    /// Counts `bytes` that arrived from this caller and are held.
     pub fn received(&self, bytes: u64) {
         let mut present = self.callers.present.lock();
         let Some(entry) = present.callers.get_mut(&self.number) else {
@@ -151,7 +151,8 @@ impl Caller {
         }
     }
 
-    /// It has shown who it is: it is a caller no more, and is not displaced.
+    /// Removes this connection from the callers: its hello or request was accepted. It can no
+    /// longer be displaced.
     pub fn settle(&self) {
         self.callers.present.lock().remove(self.number);
     }
@@ -167,7 +168,7 @@ impl Drop for Caller {
 mod tests {
     use super::*;
 
-    /// Whether a future is ready at once.
+    /// Whether the first poll of a future completes it.
     fn is_ready(future: impl Future<Output = ()>) -> bool {
         let mut future = std::pin::pin!(future);
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
@@ -203,7 +204,7 @@ mod tests {
         assert!(!is_ready(large.displaced()));
         small.received(1);
         assert!(is_ready(large.displaced()) && !is_ready(small.displaced()));
-        // What it held is not counted any more.
+        // The bytes of this caller no longer count.
         large.received(1000);
         small.received(60);
         assert!(!is_ready(small.displaced()));

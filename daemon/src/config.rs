@@ -1,15 +1,14 @@
 //! Layered configuration: defaults < TOML file < environment < flags.
 //!
-//! A daemon's configuration is one struct with `#[serde(deny_unknown_fields, default)]`; its flags
-//! are a second struct of optional fields under the same names. Every mistake is reported with the
-//! key and the place it came from, since a value that is silently ignored is found out in production.
+//! A daemon's configuration is one struct with `#[serde(deny_unknown_fields, default)]`. Its flags are a second
+//! struct of optional fields under the same names. Every error names the key and its layer, because a value that is
+//! silently ignored shows only in production.
 //!
-//! **Environment.** With the prefix `KVMASTER_`, the variable `KVMASTER_EVICTION__HIGH_WATERMARK`
-//! sets `eviction.high_watermark`. A field whose default is text takes the value verbatim. For any
-//! other field the value may be a number, `true`, `[a, b]` or `{k = v}`; otherwise, or in double quotes,
-//! it is text. An empty value counts as not set. What is given for a list, here
-//! and in a flag, is split at its commas, but for those inside `etcd://a,b/c`. The variables that Kubernetes
-//! makes for every service (`KVMASTER_SERVICE_HOST`, `KVMASTER_PORT=tcp://...`) are passed over.
+//! **Environment.** With the prefix `KVMASTER_`, the variable `KVMASTER_EVICTION__HIGH_WATERMARK` sets
+//! `eviction.high_watermark`. A field whose default is text takes the value verbatim. For any other field the value
+//! may be a number, `true`, `[a, b]` or `{k = v}`; otherwise, or in double quotes, it is text. An empty value counts
+//! as not set. The value of a list, here and in a flag, is split at its commas, except inside `etcd://a,b/c`. The
+//! variables that Kubernetes sets for every service (`KVMASTER_SERVICE_HOST`, `KVMASTER_PORT=tcp://...`) are ignored.
 //!
 //! **Flags.** A flag that was not given must serialize as none, or as an empty list. A flag with empty text is refused.
 
@@ -39,7 +38,7 @@ pub enum ConfigError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// The file is not TOML.
@@ -67,7 +66,7 @@ pub enum ConfigError {
         key: String,
         /// The layer that holds it.
         origin: String,
-        /// What is wrong with it.
+        /// Why the setting cannot have this value.
         reason: String,
     },
     /// The configuration cannot be written out as TOML.
@@ -77,9 +76,9 @@ pub enum ConfigError {
 
 /// Loads a configuration from all its layers.
 ///
-/// `file` is the TOML file, if one was named; `env_prefix` is what the daemon's environment variables
-/// begin with, its underscore included; `flags` is what the command line gave. Fails on the first
-/// layer that cannot be read or holds a key or value that `C` does not take.
+/// `file` is the TOML file, if the command line named one. `env_prefix` is the prefix of the daemon's environment
+/// variables, with its underscore. `flags` are the flags of the command line. Fails at the first layer that cannot be
+/// read, or that has a key or a value that `C` does not accept.
 pub fn load<C, F>(file: Option<&Path>, env_prefix: &str, flags: &F) -> Result<C, ConfigError>
 where
     C: Serialize + DeserializeOwned + Default,
@@ -147,7 +146,7 @@ fn read_file(path: &Path) -> Result<Layer, ConfigError> {
     Layer::serialize(path.display().to_string(), &table)
 }
 
-/// One source of settings, with the name that errors call it by.
+/// One source of settings, with its name for errors.
 struct Layer {
     origin: String,
     dict: Dict,
@@ -185,7 +184,7 @@ impl Provider for Layer {
     }
 }
 
-/// Takes out what was not given, so that it does not cover the layers below.
+/// Removes flags that were not given: they must not hide the layers below.
 fn drop_absent(dict: &mut Dict) {
     dict.retain(|_, value| match value {
         Value::Empty(..) => false,
@@ -198,8 +197,8 @@ fn drop_absent(dict: &mut Dict) {
     });
 }
 
-/// Refuses a flag with empty text. It mostly comes from a variable of a script that is not set, and the default would
-/// hide that.
+/// Refuses a flag with empty text. Such a text mostly comes from an unset variable in a script, and the default would
+/// hide that fault.
 fn refuse_empty(flags: &Layer) -> Result<(), ConfigError> {
     let Some(mut path) = empty_in(&flags.dict) else {
         return Ok(());
@@ -230,7 +229,7 @@ fn is_empty(value: &Value) -> bool {
     value.as_str().is_some_and(|text| text.trim().is_empty())
 }
 
-/// Splits what was given for lists, so that one flag can give several items.
+/// Splits the values of lists at commas, so that one flag can give several items.
 fn split_lists(dict: &mut Dict) {
     for value in dict.values_mut() {
         match value {
@@ -248,7 +247,7 @@ fn split_item(item: Value) -> Vec<Value> {
     }
 }
 
-/// Turns figment's first error into ours.
+/// Converts figment's first error to a [`ConfigError`].
 fn explain(error: figment::Error) -> ConfigError {
     let origin = error
         .metadata

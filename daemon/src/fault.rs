@@ -1,9 +1,8 @@
-//! A fault of the daemon's own ends it.
+//! A panic ends the daemon.
 //!
-//! A thread that panics has left its work half done, and what it held may be half changed: no other thread
-//! can tell. So a panic in any thread of the process, a library's threads included, ends the daemon. One line names
-//! the thread and the place. systemd or Kubernetes starts the daemon again, and it reads back what is
-//! durable.
+//! A thread that panics leaves its work unfinished and its data in an unknown state, and no other thread can detect
+//! that. So a panic in any thread of the process ends the daemon, also in a library's thread. One line names the
+//! thread and the source line. systemd or Kubernetes starts the daemon again, and the daemon reads its durable state.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::Write;
@@ -12,14 +11,14 @@ use std::panic::PanicHookInfo;
 /// The exit status of a daemon that a panic has ended.
 pub const PANICKED: i32 = 101;
 
-/// Has a panic in any thread end the process. Called first in a daemon's `main`, and never by a library: a
-/// worker decides for itself what a panic means.
+/// Makes a panic in any thread end the process. A daemon's `main` calls this first. A library must not call it: the
+/// worker decides how it handles panics.
 pub fn end_on_panic(daemon: &'static str) {
     std::panic::set_hook(Box::new(move |panic| {
         let line = describe(daemon, panic);
         let mut out = std::io::stderr().lock();
         let trace = Backtrace::capture();
-        // A log that nobody reads is no reason to go on.
+        // The process must end even if standard error cannot be written.
         if trace.status() == BacktraceStatus::Captured {
             let _unread = writeln!(out, "{trace}");
         }

@@ -1,4 +1,4 @@
-//! Rights on the HTTP port: which paths need a token, and whose.
+//! Rights on the HTTP port: which paths need a token, and with which role.
 //!
 //! A program sends `Authorization: Bearer TOKEN`. A browser asks its user for a name and a password,
 //! and the password is the token: `Authorization: Basic`. A token in a URL would stay in logs.
@@ -44,7 +44,7 @@ enum Need {
     Watcher,
 }
 
-/// The paths that are not [`Need::Watcher`]: the rest shows the whole pool.
+/// The paths that do not need [`Need::Watcher`]. All other paths show the whole pool.
 const PATHS: &[(&str, Need)] = &[
     ("/health", Need::OpenAs(HttpOpen::Health)),
     ("/healthz", Need::OpenAs(HttpOpen::Health)),
@@ -57,7 +57,8 @@ fn need(path: &str) -> Need {
     listed.map_or(Need::Watcher, |(_, need)| *need)
 }
 
-/// `router`, whose paths need a token unless `open` names them. Without an authority it is unchanged.
+/// Makes the paths of `router` require a token, except the paths in `open`. Without an authority the router is
+/// unchanged.
 pub fn guard(router: Router, authority: Option<Arc<Authority>>, open: Vec<HttpOpen>) -> Router {
     let Some(authority) = authority else {
         return router;

@@ -17,7 +17,7 @@ pub fn buckets() -> Vec<f64> {
 #[derive(Clone, Debug)]
 pub struct Latencies {
     all: HistogramVec,
-    /// Resolved once: the lookup by label takes a lock.
+    /// Resolved once, because the lookup by label takes a lock.
     by_op: Vec<(&'static str, Histogram)>,
 }
 
@@ -34,7 +34,7 @@ impl Latencies {
         Ok(Self { all, by_op })
     }
 
-    /// What a registry takes.
+    /// The collector, for a registry.
     pub fn collector(&self) -> Box<dyn Collector> {
         Box::new(self.all.clone())
     }

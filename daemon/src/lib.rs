@@ -1,5 +1,5 @@
-//! What every kvpool daemon shares: layered configuration, logging, the HTTP probe port, the
-//! addresses it listens on and tells to others, and the signals and faults that end it.
+//! The parts that both kvpool daemons share: configuration in layers, logging, the HTTP probe port,
+//! listening and advertised addresses, signals and panics.
 //!
 //! ```text
 //! defaults < --config FILE < environment < flags      config::load
@@ -8,7 +8,7 @@
 //! telemetry::init ► bind ► advertise::decide ► probe::serve ► … ► signals::shutdown
 //! ```
 //!
-//! It knows nothing of blocks, masters or nodes, and it is not for clients: a library inside a
+//! The crate knows nothing of blocks, masters or nodes. It is not for clients: a library inside a
 //! worker leaves logging, signals and configuration to the worker.
 //!
 //! ADR 0001 says why this is a crate of its own.

@@ -1,4 +1,4 @@
-//! The HTTP port: metrics for Prometheus, probes for an orchestrator, and what a daemon adds.
+//! The HTTP port: metrics for Prometheus, probes for an orchestrator, and routes of the daemon.
 
 use crate::callers::{Caller, Callers};
 use axum::Router;
@@ -28,40 +28,40 @@ use tokio::task::JoinSet;
 /// The content type of `/metrics`: version 0.0.4 of Prometheus' text format.
 pub const METRICS_CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// How long requests in progress may go on after shutdown began.
+/// How long requests in progress may take after shutdown began.
 const DRAIN: Duration = Duration::from_secs(3);
-/// How long a request's head may take to come.
+/// How long a request's head may take to arrive.
 const HEAD: Duration = Duration::from_secs(5);
-/// How long a connection may live: it carries one request.
+/// The longest life of a connection. A connection carries one request.
 const LONGEST: Duration = Duration::from_secs(30);
-/// The most connections whose request has not come yet; over it the oldest one is closed.
+/// The most connections whose request has not arrived. A further one closes the oldest.
 const MOST_CALLERS: usize = 256;
-/// The most connections whose request has come; over it the oldest one is closed.
+/// The most connections whose request has arrived. A further one closes the oldest.
 const MOST_ANSWERED: usize = 512;
-/// The most requests that are answered at a time; more are answered with 503.
+/// The most requests in progress. Further requests get status 503.
 const MOST_REQUESTS: usize = 256;
 /// The largest head of a request, in bytes.
 const MOST_HEAD: u16 = 16 << 10;
 
-/// What a daemon knows of its own state. Called on every probe: it must answer at once, from memory.
+/// The state of a daemon. Every probe calls these methods, so they must answer from memory, without waiting.
 pub trait Health: Send + Sync + 'static {
-    /// Whether the process works; the error says what is broken. An orchestrator restarts a process
-    /// that keeps failing this.
+    /// Whether the process works. The error names the fault. An orchestrator restarts a process
+    /// that keeps failing this probe.
     fn healthy(&self) -> Result<(), String>;
 
-    /// Whether it can take work now; the error says what it waits for. An orchestrator sends no
-    /// work while this fails.
+    /// Whether the process can take work now. The error says why it cannot. An orchestrator sends
+    /// no work while this probe fails.
     fn ready(&self) -> Result<(), String>;
 
-    /// Sets the gauges that are not kept up to date all the time. Called before `/metrics` is gathered.
+    /// Sets the gauges that are computed on demand. `/metrics` calls this before it gathers.
     fn refresh_gauges(&self) {}
 }
 
 /// The routes that every daemon has, to be merged with its own:
 ///
-/// - `/metrics`: what `registry` gathers, in Prometheus' text format;
-/// - `/healthz` and `/readyz`: 200 with `ok`, or 503 with the reason; `/health` is `/healthz` by the name
-///   that probes of Mooncake's processes ask for.
+/// - `/metrics`: the metrics of `registry`, in Prometheus' text format;
+/// - `/healthz` and `/readyz`: 200 with `ok`, or 503 with the reason. `/health` is an alias of `/healthz`, which
+///   probes of Mooncake's processes use.
 pub fn router(registry: Registry, health: Arc<dyn Health>) -> Router {
     let (ready, alias) = (Arc::clone(&health), Arc::clone(&health));
     let gauges = Arc::clone(&health);
@@ -76,11 +76,10 @@ pub fn router(registry: Registry, health: Arc<dyn Health>) -> Router {
         .route("/readyz", get(async move || probe(ready.ready())))
 }
 
-/// `router`, but that gRPC calls, which come to the wrong port, are answered by gRPC with what
-/// `elsewhere` says.
+/// Makes `router` answer gRPC calls, which belong to another port, with a gRPC error that names
+/// that port.
 ///
-/// Without this a caller is told that there is no such call, and takes the daemon for one of another
-/// version.
+/// Without this answer a caller would get "no such call", and would suspect a daemon of another version.
 pub fn redirect_grpc(router: Router, elsewhere: Elsewhere) -> Router {
     let elsewhere = Arc::new(elsewhere);
     router.layer(axum::middleware::from_fn(
@@ -100,10 +99,10 @@ pub fn redirect_grpc(router: Router, elsewhere: Elsewhere) -> Router {
     ))
 }
 
-/// Where the calls are served that come to the HTTP port by mistake.
+/// The answer to gRPC calls that arrive at the HTTP port by mistake.
 #[derive(Clone, Debug)]
 pub struct Elsewhere {
-    /// What people are told: which port this is, and which one they want.
+    /// The message. It names this port and the port for gRPC.
     pub text: String,
     /// The metadata that carries the stable code, and the code.
     pub code: (&'static str, u16),
@@ -111,7 +110,7 @@ pub struct Elsewhere {
 
 impl Elsewhere {
     fn answer(&self) -> Response {
-        /// gRPC's code of an argument that cannot be: the address.
+        /// gRPC's status code: the caller's argument, the address, is wrong.
         const INVALID_ARGUMENT: &str = "3";
         let (name, code) = self.code;
         let mut response = Response::default();
@@ -133,8 +132,8 @@ impl Elsewhere {
 /// Serves `router` on `listener` until `shutdown` ends and the requests then in progress have been
 /// answered, or 3 seconds have passed. With `tls` it speaks TLS only.
 ///
-/// A connection carries one request. What anybody can do who reaches the port is bounded: the size of a
-/// request's head and the time that it takes, the connections without a request, and the requests.
+/// A connection carries one request. Any host that reaches the port can call it. So these are bounded: the size of a
+/// request's head, its time to arrive, the connections without a request, and the requests.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
@@ -170,7 +169,7 @@ pub async fn serve(
                 };
             }
             Err(error) => {
-                // Most likely there are no descriptors left. Callers hold some.
+                // The process has most likely run out of descriptors. Callers hold some of them.
                 tracing::warn!(%error, "cannot accept an HTTP connection");
                 if !callers.displace_oldest() && !answered.displace_oldest() {
                     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -206,7 +205,7 @@ async fn handshake(
 /// How a port answers.
 struct Answers {
     router: Router,
-    /// The connections whose request has come. They may take long to read the answer.
+    /// The connections whose request has arrived. A slow peer may take long to read the answer.
     answered: Arc<Callers>,
     places: Arc<Semaphore>,
 }
@@ -239,7 +238,7 @@ impl Answers {
                 }
             }
         });
-        // HTTP/2 is what gRPC calls speak, which are told where they belong ([`redirect_grpc`]).
+        // HTTP/2 is for gRPC calls, which [`redirect_grpc`] answers.
         let mut http = auto::Builder::new(TokioExecutor::new());
         http.http1()
             .timer(TokioTimer::new())
@@ -251,7 +250,7 @@ impl Answers {
             .max_header_list_size(MOST_HEAD.into())
             .max_concurrent_streams(1);
         let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
-        // Which version it speaks is read without a time limit of its own.
+        // The library detects the version of HTTP without a time limit.
         let heard = tokio::select! {
             ended = connection.as_mut() => {
                 tell_end(ended);

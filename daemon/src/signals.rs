@@ -5,7 +5,7 @@ use std::future::Future;
 use std::io;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// What asked the process to end.
+/// The signal that asked the process to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
     /// SIGTERM: an init system or an orchestrator.
@@ -23,11 +23,11 @@ impl fmt::Display for Signal {
     }
 }
 
-/// A future that ends on the first SIGTERM or SIGINT and says which it was.
+/// Returns a future that completes at the first SIGTERM or SIGINT with that signal.
 ///
-/// The signals are caught from this call on, not from the first poll: one that comes while the daemon
-/// is still starting is not lost. From then on they no longer end the process by themselves. Must be
-/// called inside a tokio runtime; fails when the handlers cannot be installed.
+/// The process catches the signals from this call on, not from the first poll. So no signal is lost while the daemon
+/// starts, and no signal ends the process by itself. Must be called inside a tokio runtime. Fails when the handlers
+/// cannot be installed.
 pub fn shutdown() -> io::Result<impl Future<Output = Signal> + Send + 'static> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

@@ -11,8 +11,8 @@ use tracing_subscriber::{EnvFilter, Layer};
 /// The variable that sets which events are logged, in place of the daemon's own filter.
 pub const FILTER_VARIABLE: &str = "RUST_LOG";
 
-/// Keeps the audit log, whatever a filter says about other targets. It stands before the filter: a
-/// later directive about the same target replaces it.
+/// Keeps the audit log, whatever a filter says about other targets. This directive stands before
+/// the filter, so the filter can still replace it for the same target.
 const AUDIT: &str = "audit=info";
 
 /// How log lines look.
@@ -48,7 +48,7 @@ pub enum TelemetryError {
         filter: String,
         /// Where it came from.
         origin: &'static str,
-        /// What is wrong with it.
+        /// Why the filter cannot be read.
         source: tracing_subscriber::filter::ParseError,
     },
     /// Spans cannot be exported.
@@ -76,7 +76,7 @@ pub fn init(format: LogFormat, default_filter: &str) -> Result<(), TelemetryErro
 }
 
 /// Like [`init`], and exports the spans of the process to an OpenTelemetry collector if `endpoint` or
-/// `KVPOOL_OTLP_ENDPOINT` names one. The export ends when what this returns is dropped.
+/// `KVPOOL_OTLP_ENDPOINT` names one. The export ends when the returned value is dropped.
 pub fn init_with_export(
     format: LogFormat,
     default_filter: &str,

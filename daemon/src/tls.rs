@@ -43,7 +43,7 @@ pub struct Flags {
     #[arg(long, value_name = "VERSION")]
     #[serde(skip_serializing_if = "Option::is_none")]
     tls_min_version: Option<Version>,
-    /// Listen beyond loopback without TLS and without tokens: whoever reaches a port can use the pool
+    /// Listen beyond loopback without TLS and without tokens: anyone who reaches a port can use the pool
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     insecure: bool,
@@ -69,9 +69,9 @@ pub struct Settings {
 /// The two sides of a daemon.
 #[derive(Clone, Debug, Default)]
 pub struct Tls {
-    /// How its ports are served; `None` for plain ones.
+    /// TLS of its ports; `None` without TLS.
     pub server: Option<ServerTls>,
-    /// How it calls others whose address asks for TLS.
+    /// TLS of its calls to addresses whose scheme requires TLS.
     pub client: Option<ClientTls>,
 }
 
@@ -153,8 +153,8 @@ impl Collector for Files {
 }
 
 impl Tls {
-    /// Adds to `registry` when the certificate expires, and whether changed files can be used. From here on the files
-    /// are looked at once a second. The names of the metrics begin with `prefix`, which may be empty.
+    /// Adds to `registry` when the certificate expires, and whether changed files can be used. From then on the
+    /// daemon checks the files once a second. The names of the metrics begin with `prefix`, which may be empty.
     pub fn watch(&self, registry: &Registry, prefix: &str) -> Result<(), prometheus::Error> {
         let gauge = IntGauge::new(
             format!("{prefix}tls_certificate_expires_timestamp_seconds"),
@@ -177,7 +177,7 @@ impl Tls {
         registry.register(Box::new(Files { tls, failed }))
     }
 
-    /// What is wrong with the files, in a sentence; `None` while they can be used.
+    /// Why the files cannot be used, as a sentence; `None` while they can be used.
     pub fn problem(&self) -> Option<String> {
         let of_ports = self.server.as_ref().and_then(ServerTls::failure);
         // Ports and calls have the same files, and mostly the same failure.
@@ -187,7 +187,7 @@ impl Tls {
         ))
     }
 
-    /// What an address of this daemon's gRPC begins with.
+    /// The scheme of this daemon's gRPC addresses.
     pub const fn scheme(&self) -> &'static str {
         match self.server {
             Some(_) => "https://",

@@ -1,4 +1,4 @@
-//! The flags of tokens that both daemons share, and what `/metrics` says of tokens and their files.
+//! The flags of tokens that both daemons share, and the metrics of tokens and their files.
 
 use crate::http_guard::HttpOpen;
 use kvpool_auth::{Authority, Credentials};
@@ -38,7 +38,7 @@ pub struct Flags {
     auth_http_open: Option<Vec<HttpOpen>>,
 }
 
-/// The files of what verifies tokens.
+/// The files with keys and policy.
 struct Files {
     authority: Option<Arc<Authority>>,
     failed: IntGauge,

@@ -1,4 +1,4 @@
-//! The connections to etcd and the way a call takes over them.
+//! The connections to etcd, and the endpoints that a call tries.
 
 use crate::error::{Error, wants_new_token};
 use crate::generated;
@@ -30,7 +30,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Plain connections to endpoints, and a second for each call.
+    /// Connections without TLS to the endpoints, with a timeout of 1 s for each call.
     pub fn new(endpoints: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self {
             endpoints: endpoints.into_iter().map(Into::into).collect(),
@@ -55,9 +55,9 @@ impl fmt::Debug for Options {
 /// The PEM files of TLS connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tls {
-    /// The authority that etcd's certificate is signed by.
+    /// The authority that signed etcd's certificate.
     pub ca: PathBuf,
-    /// The client's certificate, where etcd asks for one. It comes with `key`.
+    /// The client's certificate, if etcd requires it. It needs `key`.
     pub cert: Option<PathBuf>,
     /// The key of `cert`.
     pub key: Option<PathBuf>,
@@ -88,8 +88,8 @@ impl Tls {
     }
 }
 
-/// A handle to etcd, cheap to clone. Calls may be made from any runtime that has a clock; connections
-/// live in the one in which the client was made.
+/// A handle to etcd, cheap to clone. Calls may come from any runtime with a timer. Connections live in the runtime in
+/// which the client was made.
 #[derive(Clone, Debug)]
 pub struct Client {
     inner: Arc<Inner>,
@@ -98,7 +98,7 @@ pub struct Client {
 #[derive(Debug)]
 struct Inner {
     slots: Vec<Slot>,
-    /// The endpoint that answered last, or the one after it if it failed.
+    /// The endpoint that answered last, or the next endpoint after a failure.
     preferred: AtomicUsize,
     user: Option<(String, String)>,
     token: Mutex<Option<MetadataValue<Ascii>>>,
@@ -116,7 +116,7 @@ struct Slot {
 
 #[derive(Debug)]
 struct Connection {
-    /// Counts the connections to this endpoint, so that two callers do not replace the same one twice.
+    /// Counts the connections to this endpoint, so that two callers do not replace the same connection twice.
     number: u64,
     channel: Channel,
 }
@@ -207,8 +207,8 @@ impl Client {
         self.inner.request_timeout
     }
 
-    /// Makes a call at the endpoint that answered last, and at the others in turn if it may be
-    /// repeated.
+    /// Calls the endpoint that answered last. A call that may be repeated then tries the other
+    /// endpoints in turn.
     pub(crate) async fn call<T, F, Fut>(&self, repeat: Repeat, make: F) -> Result<T, Error>
     where
         F: Fn(Link) -> Fut,
@@ -218,7 +218,7 @@ impl Client {
             .await
     }
 
-    /// [`Client::call`] with another limit for each endpoint.
+    /// Like [`Client::call`], with another timeout for each endpoint.
     pub(crate) async fn call_within<T, F, Fut>(
         &self,
         repeat: Repeat,
@@ -292,8 +292,8 @@ impl Client {
                 error => error,
             }),
             Err(_) => {
-                // A host that vanished without closing its sockets is noticed by TCP only after minutes.
-                // Other calls on this connection have deadlines of their own.
+                // TCP detects a host that vanished without closing its sockets only after minutes. Other calls on
+                // this connection have deadlines of their own.
                 slot.renew(number, &self.inner.home);
                 Err(Error::unavailable(format!(
                     "{}: no answer within {limit:?}",
@@ -368,8 +368,8 @@ impl Slot {
             }
             _ => return Err(refused("the address is not host:port")),
         };
-        // No HTTP/2 pings: etcd ends connections that send them more often than every five seconds,
-        // too seldom to be of use. Every call has a deadline instead, and watches ask for signs of life.
+        // No HTTP/2 pings: etcd closes a connection that sends pings more often than every 5 s, and rarer pings
+        // detect a failure too late. Instead every call has a deadline, and watches request progress.
         let mut endpoint = Endpoint::from_shared(uri)
             .map_err(|e| refused(&e.to_string()))?
             .connect_timeout(limit)
@@ -395,7 +395,8 @@ impl Slot {
         (connection.number, connection.channel.clone())
     }
 
-    /// Has the next call connect anew, unless that was done since connection `number`.
+    /// Makes the next call open a new connection, unless another caller has replaced connection
+    /// `number` already.
     fn renew(&self, number: u64, home: &Handle) {
         let mut connection = self.connection.lock();
         if connection.number == number {
@@ -405,7 +406,7 @@ impl Slot {
     }
 }
 
-/// A connection is served by tasks of the runtime that made it: the home, which runs all the time.
+/// Tasks of the runtime that made a connection serve it. This home runtime runs all the time.
 fn connect(endpoint: &Endpoint, home: &Handle) -> Channel {
     let _home = home.enter();
     endpoint.connect_lazy()

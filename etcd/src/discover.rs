@@ -1,12 +1,13 @@
-//! How a pool is found in etcd: the name `etcd://host:port[,host:port...]/cluster`, and the keys under
-//! which its masters announce themselves.
+//! How clients find a pool in etcd: the name `etcd://host:port[,host:port...]/cluster`, and the keys under which its
+//! masters announce themselves.
 //!
 //! ```text
 //!  /kvpool/<cluster>/leader        JSON with "address", bound to a lease: who leads
 //!  /kvpool/<cluster>/members/<id>  JSON with "address", bound to a lease: each master that runs
 //! ```
 //!
-//! There is no such name for an etcd that asks for TLS or a password: list the masters instead.
+//! The name supports no TLS and no password. For an etcd that requires them, list the masters
+//! instead.
 
 mod addresses;
 
@@ -17,34 +18,34 @@ use std::time::Duration;
 
 pub use addresses::{BadMaster, DEFAULT_MASTER, default_masters, parse_master, parse_masters};
 
-/// The key of who leads, under [`root`].
+/// The key of the leader, under [`root`].
 pub const LEADER: &str = "leader";
-/// What the keys of the masters begin with, under [`root`].
+/// The prefix of the keys of the masters, under [`root`].
 pub const MEMBERS: &str = "members/";
 
 const SCHEME: &str = "etcd://";
 const MAX_NAME: usize = 64;
 
-/// What all keys of a pool begin with.
+/// The prefix of all keys of a pool.
 pub fn root(cluster: &str) -> String {
     format!("/kvpool/{cluster}/")
 }
 
-/// Whether a name can be a cluster's: letters, digits, `.`, `_` and `-`, not more than 64.
+/// Whether a text is a valid name of a cluster: at most 64 letters, digits, `.`, `_` and `-`.
 pub fn is_cluster_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(allowed)
 }
 
-/// What follows `etcd://` in an address; `None` for another address. The case of a scheme has no meaning
-/// (RFC 3986, section 3.1).
+/// The part of an address after `etcd://`; `None` for another address. The case of a scheme has no meaning (RFC 3986,
+/// section 3.1).
 fn behind_scheme(address: &str) -> Option<&str> {
     let (scheme, rest) = address.split_at_checked(SCHEME.len())?;
     scheme.eq_ignore_ascii_case(SCHEME).then_some(rest)
 }
 
-/// The items of a list with commas: addresses above all. Those between `etcd://` and the cluster's name
-/// belong to it.
+/// Splits a list at its commas, above all a list of addresses. Commas between `etcd://` and the cluster's name do not
+/// split.
 pub fn split_list(list: &str) -> Vec<String> {
     let is_open = |item: &String| behind_scheme(item).is_some_and(|rest| !rest.contains('/'));
     let mut items: Vec<String> = Vec::new();
@@ -68,7 +69,7 @@ pub struct BadUrl {
     reason: &'static str,
 }
 
-/// Where a pool is to be found.
+/// The location of a pool in etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Location {
     /// The endpoints of etcd, `host:port`.
@@ -78,7 +79,7 @@ pub struct Location {
 }
 
 impl Location {
-    /// Whether an address is meant to be one of these, rightly written or not.
+    /// Whether an address has the scheme `etcd://`, also if the rest is wrong.
     pub fn is_meant_by(address: &str) -> bool {
         behind_scheme(address).is_some()
     }
@@ -113,7 +114,8 @@ impl Location {
         })
     }
 
-    /// Asks etcd once where the masters are. `request_timeout` is for each endpoint.
+    /// Reads the addresses of the masters from etcd once. `request_timeout` is the timeout for each
+    /// endpoint.
     pub async fn masters(&self, request_timeout: Duration) -> Result<Vec<String>, Error> {
         let options = Options {
             request_timeout,
@@ -123,7 +125,7 @@ impl Location {
     }
 }
 
-/// The addresses of the masters that run, without repetition: the leader's first, if there is one.
+/// The addresses of the running masters, without repetition. The address of a leader comes first.
 pub async fn masters(client: &Client, cluster: &str) -> Result<Vec<String>, Error> {
     let root = root(cluster);
     let read = Txn::new()
@@ -144,7 +146,7 @@ pub async fn masters(client: &Client, cluster: &str) -> Result<Vec<String>, Erro
     Ok(addresses)
 }
 
-/// The address in an announcement. One that a newer version wrote and this cannot read is passed over.
+/// The address in an announcement. An announcement of a later version that cannot be read is ignored.
 fn address(announced: &KeyValue) -> Option<String> {
     let fields: serde_json::Value = serde_json::from_slice(&announced.value).ok()?;
     let address = fields.get("address")?.as_str()?;

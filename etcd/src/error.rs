@@ -1,45 +1,45 @@
-//! What etcd can answer instead of doing as asked.
+//! Errors of calls to etcd.
 
 use tonic::{Code, Status};
 
-/// Why a call to etcd did not do what it was asked.
+/// Why a call to etcd failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No answer in time, or one that leaves open what happened. A write may have taken effect, or may
-    /// still do so while it is on its way.
+    /// No answer in time, or an answer that leaves the outcome unknown. A write may have taken effect, or may take
+    /// effect later.
     #[error("etcd is unavailable: {reason}")]
     Unavailable {
-        /// What the last endpoint said.
+        /// The error of the last endpoint.
         reason: String,
     },
-    /// etcd has used up its quota of space and takes nothing but deletions. Nothing was changed.
+    /// etcd has used up its space quota and accepts only deletions. Nothing was changed.
     #[error(
         "etcd has used up its space quota: raise --quota-backend-bytes, or compact, defragment and disarm"
     )]
     NoSpace,
-    /// The revision that was asked for has been compacted.
+    /// The requested revision has been compacted.
     #[error("the requested revision has been compacted")]
     Compacted,
-    /// There is no such lease, or no longer. Nothing was changed.
+    /// The lease does not exist or has expired. Nothing was changed.
     #[error("the etcd lease has expired or was revoked")]
     LeaseNotFound,
-    /// The user may not do that, or the password is wrong. Nothing was changed.
+    /// The user lacks the permission, or the password is wrong. Nothing was changed.
     #[error("etcd denied access: {reason}")]
     PermissionDenied {
-        /// What etcd said.
+        /// etcd's message.
         reason: String,
     },
-    /// The request is larger than etcd takes (`--max-request-bytes`). Nothing was changed.
+    /// The request exceeds the limit of etcd (`--max-request-bytes`). Nothing was changed.
     #[error("the request exceeds the size limit of etcd: {reason}")]
     TooLarge {
-        /// What etcd said.
+        /// etcd's message.
         reason: String,
     },
     /// Anything else. Nothing was changed.
     #[error("etcd refused the request: {reason}")]
     Other {
-        /// What etcd said.
+        /// etcd's message.
         reason: String,
     },
 }
@@ -50,13 +50,13 @@ impl Error {
         Self::Unavailable { reason }
     }
 
-    /// Whether the same call may succeed later with nothing changed by the caller.
+    /// Whether the same call may succeed later without a change by the caller.
     pub const fn is_retryable(&self) -> bool {
         matches!(self, Self::Unavailable { .. } | Self::NoSpace)
     }
 }
 
-/// etcd tells many refusals apart by their text alone, which has been the same since version 3.0.
+/// Many refusals of etcd differ in their text only. The texts have not changed since version 3.0.
 impl From<Status> for Error {
     fn from(status: Status) -> Self {
         let text = status.message();
@@ -92,7 +92,7 @@ impl From<Status> for Error {
     }
 }
 
-/// Whether the token is what was refused, before anything was done, so that a new one may help.
+/// Whether etcd refused the token before it did anything, so that a new token may help.
 pub(crate) fn wants_new_token(status: &Status) -> bool {
     let text = status.message();
     match status.code() {

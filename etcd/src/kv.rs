@@ -1,4 +1,4 @@
-//! Keys: reading, and changing them in transactions.
+//! Reads keys, and changes them in transactions.
 
 use crate::client::{Client, Repeat};
 use crate::error::Error;
@@ -13,7 +13,7 @@ use tonic::Response;
 pub struct Revision(pub i64);
 
 impl Revision {
-    /// The one after it.
+    /// The next revision.
     #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0 + 1)
@@ -33,11 +33,11 @@ pub struct KeyValue {
     pub key: Bytes,
     /// Its value.
     pub value: Bytes,
-    /// When the key was created, after it was last deleted.
+    /// The revision that created the key, after its last deletion.
     pub created: Revision,
-    /// When the value was put.
+    /// The revision that put the value.
     pub modified: Revision,
-    /// The lease that it is deleted with, if any.
+    /// The lease whose end deletes the key, if any.
     pub lease: Option<LeaseId>,
 }
 
@@ -93,35 +93,35 @@ impl Range {
         }
     }
 
-    /// The first `limit` of them.
+    /// Limits the range to its first `limit` keys.
     #[must_use]
     pub fn limit(mut self, limit: u32) -> Self {
         self.limit = limit.into();
         self
     }
 
-    /// As they were at a revision.
+    /// Reads the keys as of a revision.
     #[must_use]
     pub fn at(mut self, revision: Revision) -> Self {
         self.revision = revision;
         self
     }
 
-    /// The last key first.
+    /// Returns the last key first.
     #[must_use]
     pub fn descending(mut self) -> Self {
         self.descending = true;
         self
     }
 
-    /// Without the values.
+    /// Returns the keys without their values.
     #[must_use]
     pub fn keys_only(mut self) -> Self {
         self.keys_only = true;
         self
     }
 
-    /// Whether a key is one of them.
+    /// Whether the range contains a key.
     pub fn contains(&self, key: &[u8]) -> bool {
         match &self.end[..] {
             [] => key == self.start,
@@ -159,7 +159,8 @@ impl Range {
     }
 }
 
-/// The first key behind all that begin with `prefix`. Where there is none, etcd's word for "to the end".
+/// The end of the range of keys that begin with `prefix`. If no key follows them, this is etcd's value for "to the
+/// end".
 fn behind(prefix: &[u8]) -> Bytes {
     match prefix.iter().rposition(|byte| *byte != u8::MAX) {
         Some(last) => {
@@ -171,14 +172,14 @@ fn behind(prefix: &[u8]) -> Bytes {
     }
 }
 
-/// What was read.
+/// The result of a read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ranged {
-    /// The revision of the store when it was read.
+    /// The revision of the store at the read.
     pub revision: Revision,
     /// The keys, in order.
     pub kvs: Vec<KeyValue>,
-    /// Whether the limit cut it short.
+    /// Whether the limit cut the result short.
     pub more: bool,
 }
 
@@ -203,7 +204,7 @@ pub(crate) fn revision(header: Option<&generated::ResponseHeader>) -> Revision {
     Revision(header.map_or(0, |header| header.revision))
 }
 
-/// What a transaction asks before it does anything.
+/// A comparison of a transaction.
 #[derive(Clone, Debug)]
 pub struct Compare(generated::Compare);
 
@@ -219,7 +220,7 @@ impl Compare {
         Self::created(key, Revision(0))
     }
 
-    /// Whether the key is there.
+    /// Whether the key exists.
     pub fn present(key: impl Into<Bytes>) -> Self {
         let mut compare = Self::absent(key);
         compare.0.result = compare::Result::NotEqual.into();
@@ -258,7 +259,7 @@ impl Op {
         Self::put_with(key.into(), value.into(), None)
     }
 
-    /// Puts a value that goes when the lease does.
+    /// Puts a value that is deleted when the lease ends.
     pub fn put_leased(key: impl Into<Bytes>, value: impl Into<Bytes>, lease: LeaseId) -> Self {
         Self::put_with(key.into(), value.into(), Some(lease))
     }
@@ -292,12 +293,12 @@ fn put_request(key: Bytes, value: Bytes, lease: Option<LeaseId>) -> generated::P
     }
 }
 
-/// A transaction: if all comparisons hold, one list of steps, and the other otherwise.
+/// A transaction. If all comparisons hold, etcd executes one list of steps, else the other list.
 #[derive(Clone, Debug, Default)]
 pub struct Txn(generated::TxnRequest);
 
 impl Txn {
-    /// One that compares nothing and does nothing.
+    /// A transaction without comparisons and steps.
     pub fn new() -> Self {
         Self::default()
     }
@@ -309,14 +310,14 @@ impl Txn {
         self
     }
 
-    /// Adds a step for when all comparisons hold.
+    /// Adds a step that runs if all comparisons hold.
     #[must_use]
     pub fn then(mut self, op: Op) -> Self {
         self.0.success.push(op.0);
         self
     }
 
-    /// Adds a step for when one does not.
+    /// Adds a step that runs if a comparison fails.
     #[must_use]
     pub fn otherwise(mut self, op: Op) -> Self {
         self.0.failure.push(op.0);
@@ -324,29 +325,30 @@ impl Txn {
     }
 }
 
-/// What a transaction did.
+/// The result of a transaction.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// The revision of the store behind it: its own, if it changed anything.
+    /// The revision of the store after the transaction. If the transaction changed a key, this is
+    /// its own revision.
     pub revision: Revision,
     /// Whether all comparisons held.
     pub succeeded: bool,
-    /// What each step of the list that was taken answered; empty for a step that does not read.
+    /// The result of each executed step; empty for a step that does not read.
     answers: Vec<Ranged>,
 }
 
 impl Outcome {
-    /// What a step read, counted from 0 in the list that was taken.
+    /// The result of a read step. Steps of the executed list count from 0.
     pub fn read(&self, step: usize) -> &[KeyValue] {
         self.answers.get(step).map_or(&[], |read| &read.kvs)
     }
 
-    /// The one key that a step read.
+    /// The first key that a step read.
     pub fn get(&self, step: usize) -> Option<&KeyValue> {
         self.read(step).first()
     }
 
-    /// Whether a limit cut short what a step read.
+    /// Whether a limit cut the result of a step short.
     pub fn more(&self, step: usize) -> bool {
         self.answers.get(step).is_some_and(|read| read.more)
     }
@@ -367,7 +369,7 @@ impl From<generated::TxnResponse> for Outcome {
 }
 
 impl Client {
-    /// Reads keys, as of now or later: what any earlier call wrote is seen.
+    /// Reads keys. The result includes the writes of every call that ended earlier.
     pub async fn range(&self, range: Range) -> Result<Ranged, Error> {
         let message = range.request();
         let answer = self
@@ -384,8 +386,8 @@ impl Client {
         Ok(self.range(Range::key(key)).await?.kvs.into_iter().next())
     }
 
-    /// Runs a transaction at one endpoint, once. After [`Error::Unavailable`] it may have been done, or
-    /// may be done yet.
+    /// Runs a transaction at one endpoint, once. After [`Error::Unavailable`] its outcome is unknown: it may have
+    /// run, or may still run.
     pub async fn txn(&self, txn: Txn) -> Result<Outcome, Error> {
         self.run(txn, Repeat::Once).await
     }
@@ -406,7 +408,7 @@ impl Client {
         Ok(answer.into_inner().into())
     }
 
-    /// Puts a value, whatever is there. It may be put more than once.
+    /// Puts a value, whether the key exists or not. The put may be repeated.
     pub async fn put(
         &self,
         key: impl Into<Bytes>,

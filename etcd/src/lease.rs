@@ -1,4 +1,4 @@
-//! Leases: keys that go when nobody renews them.
+//! Leases of etcd: their keys are deleted when no client renews them.
 
 use crate::client::{Client, Repeat};
 use crate::error::Error;
@@ -28,8 +28,8 @@ pub struct Granted {
 }
 
 impl Client {
-    /// Asks for a lease. `ttl` is rounded up to whole seconds. A lease whose grant was not answered in
-    /// time runs out by itself.
+    /// Asks for a lease. `ttl` is rounded up to whole seconds. A lease whose grant was not answered in time expires
+    /// by itself.
     pub async fn lease_grant(&self, ttl: Duration) -> Result<Granted, Error> {
         let seconds = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
         let message = generated::LeaseGrantRequest {
@@ -54,7 +54,8 @@ impl Client {
         })
     }
 
-    /// Renews a lease once: how long it lives from when etcd answered, or `None` if it is gone.
+    /// Renews a lease once. Returns its TTL, counted from the answer of etcd, or `None` if the
+    /// lease has ended.
     pub async fn lease_keep_alive(&self, lease: LeaseId) -> Result<Option<Duration>, Error> {
         let renewed = self
             .call(Repeat::Every, |link| {
@@ -79,8 +80,8 @@ impl Client {
         }
     }
 
-    /// Ends a lease, and deletes its keys. One that is gone already is [`Error::LeaseNotFound`], also
-    /// when an earlier try of this same call ended it.
+    /// Ends a lease, and deletes its keys. A lease that has ended is [`Error::LeaseNotFound`], also if an earlier
+    /// attempt of this call ended it.
     pub async fn lease_revoke(&self, lease: LeaseId) -> Result<(), Error> {
         self.call(Repeat::Every, |link| {
             let request = link.request(generated::LeaseRevokeRequest { id: lease.0 });
@@ -90,7 +91,7 @@ impl Client {
         Ok(())
     }
 
-    /// How long a lease lives unless it is renewed, or `None` if it is gone.
+    /// The time until the lease ends without a renewal, or `None` if it has ended.
     pub async fn lease_time_to_live(&self, lease: LeaseId) -> Result<Option<Duration>, Error> {
         let answer = self
             .call(Repeat::Every, |link| {

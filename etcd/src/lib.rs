@@ -5,12 +5,12 @@
 //!     └─ it fails or is late: a new connection to it later, the next endpoint now
 //! ```
 //!
-//! * [`Client`] makes the calls. [`kv`], [`lease`], [`watch`] and [`maintenance`] say which.
-//! * [`discover`] finds the masters of a pool: which keys they announce themselves under is said there.
+//! * [`Client`] makes the calls. [`kv`], [`lease`], [`watch`] and [`maintenance`] define them.
+//! * [`discover`] finds the masters of a pool, and documents the keys under which they announce themselves.
 //! * `testing` (a feature) starts real etcd processes.
 //!
-//! The messages and services are generated from a file of our own (ADR 0010 says why). This is no general client: it
-//! has neither range streams nor locks, roles or members' administration.
+//! The messages and services are generated from kvpool's own `.proto` file (ADR 0010 says why). This is not a general
+//! client: it has no range streams, no locks, and no administration of roles or members.
 
 mod client;
 pub mod discover;

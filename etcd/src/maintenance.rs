@@ -1,4 +1,4 @@
-//! What keeps etcd small and says how it is.
+//! Maintenance of etcd: compaction, defragmentation, alarms and status.
 
 use crate::client::{Client, Repeat};
 use crate::error::Error;
@@ -12,7 +12,7 @@ use tonic::Response;
 pub struct Status {
     /// The member behind the endpoint.
     pub member: MemberId,
-    /// The member that leads etcd, as this one knows. `None`: nobody.
+    /// The member that leads etcd, as this one knows. `None` without a leader.
     pub leader: Option<MemberId>,
     /// The revision of the member's store.
     pub revision: Revision,
@@ -20,9 +20,9 @@ pub struct Status {
     pub version: String,
     /// The bytes of its file. The quota is for these.
     pub db_size: u64,
-    /// The bytes of it that are in use: what a defragmentation would leave.
+    /// The bytes in use: the size after a defragmentation.
     pub db_size_in_use: u64,
-    /// What it says is wrong with it.
+    /// The problems that the member reports.
     pub errors: Vec<String>,
 }
 
@@ -30,14 +30,14 @@ pub struct Status {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub u64);
 
-/// What a member of etcd has raised an alarm for.
+/// The reason of an alarm of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Alarm {
     /// Its file has reached the quota. While any member says so, nothing can be put.
     NoSpace,
     /// Its data differs from that of the others.
     Corrupt,
-    /// One that this version does not know.
+    /// A reason that this version does not know.
     Unknown,
 }
 
@@ -74,7 +74,8 @@ impl Client {
         })
     }
 
-    /// Makes an endpoint's file as small as what is in use. It answers nothing else meanwhile.
+    /// Defragments the file of an endpoint: it shrinks to the bytes in use. The endpoint answers no
+    /// other call meanwhile.
     pub async fn defragment(&self, endpoint: usize, limit: Duration) -> Result<(), Error> {
         self.call_at(endpoint, limit, |link| {
             let request = link.request(generated::DefragmentRequest {});
@@ -84,7 +85,7 @@ impl Client {
         Ok(())
     }
 
-    /// The alarms that are up, and whose.
+    /// The active alarms, each with its member.
     pub async fn alarms(&self) -> Result<Vec<(MemberId, Alarm)>, Error> {
         let message = generated::AlarmRequest::default();
         let answer = self

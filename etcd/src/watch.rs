@@ -1,4 +1,4 @@
-//! Watches: each change of some keys, in order.
+//! Watches: the changes of a range of keys, in order.
 
 use crate::client::{Client, Repeat};
 use crate::error::Error;
@@ -31,13 +31,13 @@ pub enum Event {
 pub struct WatchOptions {
     /// The keys; limit, order and revision of the range mean nothing here.
     pub keys: Range,
-    /// The first revision whose changes are told.
+    /// The first revision whose changes the watch reports.
     pub start: Revision,
-    /// Only values that are put are told, not deletions.
+    /// The watch reports puts only, not deletions.
     pub puts_only: bool,
 }
 
-/// A watch that is open. After an error it is over: open another one behind the last event's revision.
+/// An open watch. After an error it has ended: open another watch after the last event's revision.
 #[derive(Debug)]
 pub struct Watch {
     requests: mpsc::Sender<generated::WatchRequest>,
@@ -48,7 +48,8 @@ pub struct Watch {
 }
 
 impl Client {
-    /// Opens a watch. A member of etcd that loses its leader ends it with [`Error::Unavailable`].
+    /// Opens a watch. If its member of etcd loses the leader, the watch ends with
+    /// [`Error::Unavailable`].
     pub async fn watch(&self, options: &WatchOptions) -> Result<Watch, Error> {
         let (key, range_end) = options.keys.bounds();
         let filters = match options.puts_only {
@@ -97,7 +98,7 @@ impl Client {
 }
 
 impl Watch {
-    /// The next change. May be dropped while it waits: nothing is lost then.
+    /// The next change. The future may be dropped while it waits; no change is lost then.
     pub async fn next(&mut self) -> Result<Event, Error> {
         loop {
             if let Some(event) = self.events.pop_front() {

@@ -1,8 +1,8 @@
-//! Connects to any of a name's addresses, in the order of happy eyeballs (RFC 8305): families in turn. The
-//! next attempt begins when the last one has failed or is slow. The first that succeeds is used.
+//! Connects to one of a name's addresses in the order of happy eyeballs (RFC 8305): address families alternate. The
+//! next attempt begins when the last attempt has failed or is slow. The first connection that succeeds is used.
 //!
-//! An attempt is more than a TCP connection: it ends with the greeting. Where a name stands for an address at
-//! which somebody else listens, as with `localhost` for two families, the next one is tried.
+//! An attempt includes the greeting, not only the TCP connection. At one of the addresses of a name another program
+//! may listen, for example with `localhost` in two families. The greeting then fails, and the next address is tried.
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
@@ -12,16 +12,16 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
-/// After so long without an answer the next address is tried too.
+/// After this time without an answer the next address is tried as well.
 const STAGGER: Duration = Duration::from_millis(250);
 /// The most addresses of a name that are tried.
 const MOST: usize = 8;
 
-/// The addresses that `host_and_port` stands for, in the order in which they are to be tried. Never empty.
+/// The addresses of `host_and_port`, in the order of the attempts. Never empty.
 ///
 /// # Errors
 ///
-/// The name is unknown, or stands for no address.
+/// The name is unknown, or has no address.
 pub async fn resolve(host_and_port: &str) -> io::Result<Vec<SocketAddr>> {
     let found = tokio::net::lookup_host(host_and_port).await?;
     let found = interleave(found);
@@ -31,7 +31,7 @@ pub async fn resolve(host_and_port: &str) -> io::Result<Vec<SocketAddr>> {
     Ok(found)
 }
 
-/// The first family's first address, the other's first, the first one's second, and so on.
+/// Alternates the two families, and begins with the family of the first address.
 fn interleave(found: impl IntoIterator<Item = SocketAddr>) -> Vec<SocketAddr> {
     let mut families: [VecDeque<SocketAddr>; 2] = Default::default();
     let mut first_is_v4 = None;
@@ -56,7 +56,7 @@ fn interleave(found: impl IntoIterator<Item = SocketAddr>) -> Vec<SocketAddr> {
     order
 }
 
-/// Tries `addresses` and gives what the first attempt that succeeds gives. When all have failed, the error is
+/// Tries `addresses` and returns the result of the first attempt that succeeds. If all attempts fail, the error is
 /// that of the attempt that ended last.
 ///
 /// Returns `None` where there is no address.
@@ -86,7 +86,7 @@ where
                 },
                 () = sleep_until(next_at), if !waiting.is_empty() => break,
             }
-            // What has failed makes way for the next one at once.
+            // A failed attempt starts the next one at once.
             if attempts.is_empty() || !waiting.is_empty() {
                 break;
             }
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(interleave(many).len(), MOST);
     }
 
-    /// What happens at each address: how long until it answers, and whether it is well.
+    /// The behaviour of each address: the time until it answers, and whether it succeeds.
     async fn race(outcomes: &[(u64, bool)]) -> (Result<u16, u16>, Duration) {
         let began = Instant::now();
         let ports = 0..u16::try_from(outcomes.len()).unwrap();
@@ -129,12 +129,13 @@ mod tests {
         (ended.await.unwrap(), began.elapsed())
     }
 
-    /// Who is late here is late by a minute, and nobody waits for that.
+    /// A late address answers after a minute, which no attempt waits for.
     #[tokio::test]
     async fn the_first_that_answers_well_is_taken() {
         const NEVER: u64 = 60_000;
         let soon = Duration::from_secs(20);
-        // One that fails makes way at once, and one that is silent is not waited for.
+        // A failed attempt starts the next one at once, and a silent one does not delay it beyond
+        // the stagger.
         for (outcomes, winner) in [
             (&[(1, false), (1, true)][..], Ok(1)),
             (&[(NEVER, true), (1, true)], Ok(1)),

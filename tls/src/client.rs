@@ -1,4 +1,4 @@
-//! The client's side: whom to trust, and what to present.
+//! The client's side: the authorities that it trusts, and the certificate that it presents.
 
 use crate::error::TlsError;
 use crate::reload::Reloaded;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// The files and names of a client. Without an authority there is no TLS.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClientFiles {
-    /// The authorities of servers, PEM. The system's own are not trusted.
+    /// The authorities of servers, PEM. The system's authorities are not trusted.
     pub ca: Option<PathBuf>,
     /// The certificate to present, PEM; only with a key.
     pub cert: Option<PathBuf>,
@@ -24,13 +24,14 @@ pub struct ClientFiles {
     pub server_name: Option<String>,
     /// The oldest version.
     pub min_version: Version,
-    /// Why these settings cannot be used: the environment names a version that is none. [`ClientTls::open`] says it.
+    /// Why these settings cannot be used: the environment names an unknown version. [`ClientTls::open`] returns it as
+    /// an error.
     pub problem: Option<String>,
 }
 
 impl ClientFiles {
-    /// What the environment names: `KVPOOL_TLS_CA`, `KVPOOL_TLS_CERT`, `KVPOOL_TLS_KEY`,
-    /// `KVPOOL_TLS_SERVER_NAME` and `KVPOOL_TLS_MIN_VERSION`. An empty variable counts as none.
+    /// The settings of the environment: `KVPOOL_TLS_CA`, `KVPOOL_TLS_CERT`, `KVPOOL_TLS_KEY`,
+    /// `KVPOOL_TLS_SERVER_NAME` and `KVPOOL_TLS_MIN_VERSION`. An empty variable counts as not set.
     pub fn from_environment() -> Self {
         Self::named_by(|name| std::env::var(name).ok())
     }
@@ -65,7 +66,7 @@ impl ClientFiles {
 pub struct ClientTls {
     configs: Arc<Reloaded<Configs>>,
     server_name: Option<ServerName<'static>>,
-    /// Whether plain addresses that others name are refused.
+    /// Whether plain addresses that a master or etcd names are refused.
     refuses_plain: bool,
 }
 
@@ -85,7 +86,7 @@ impl ClientTls {
     ///
     /// # Errors
     ///
-    /// A file cannot be used, or the settings cannot.
+    /// A file or a setting cannot be used.
     pub fn open(files: &ClientFiles) -> Result<Option<Self>, TlsError> {
         if let Some(problem) = &files.problem {
             return Err(TlsError::BadSetting(problem.clone()));
@@ -125,9 +126,9 @@ impl ClientTls {
         }))
     }
 
-    /// The same for a caller that was given these addresses of masters. If none of them begins with
-    /// `http://`, plain addresses that a master or etcd names later are refused. A caller that meant TLS must not
-    /// send its token in the clear.
+    /// The same TLS for a caller with these configured addresses of masters. If none of them begins with `http://`,
+    /// plain addresses that a master or etcd names later are refused. A caller configured for TLS must not send its
+    /// token unencrypted.
     #[must_use]
     pub fn among(self, given: &[impl AsRef<str>]) -> Self {
         let is_plain = |address: &&_| AsRef::<str>::as_ref(*address).starts_with(PLAIN_SCHEME);
@@ -153,21 +154,21 @@ impl ClientTls {
         Arc::clone(&self.configs.get().grpc)
     }
 
-    /// The configuration of the next handshake for frames, whose TLS is of version 1.3.
+    /// The configuration of the next handshake for frames. Frames use TLS 1.3 only.
     pub fn frames(&self) -> Arc<ClientConfig> {
         Arc::clone(&self.configs.get().frames)
     }
 
-    /// Looks at the files once a second, also without handshakes, as long as this is used.
+    /// Checks the files once a second, also without handshakes, as long as this value lives.
     ///
     /// # Errors
     ///
-    /// There is no thread for it.
+    /// The thread cannot be started.
     pub fn keep_looking(&self) -> std::io::Result<()> {
         self.configs.keep_looking()
     }
 
-    /// Why the files could not be used at the last look; `None` if they could.
+    /// Why the files could not be used at the last check; `None` if they could.
     pub fn failure(&self) -> Option<String> {
         self.configs.failure()
     }

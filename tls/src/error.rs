@@ -12,24 +12,24 @@ pub enum TlsError {
     Unreadable {
         /// The file.
         file: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// A file does not hold what it should.
+    /// A file has the wrong content.
     #[error("{} is not usable: {reason}", file.display())]
     BadFile {
         /// The file.
         file: PathBuf,
-        /// What is wrong with it.
+        /// Why the file cannot be used.
         reason: String,
     },
-    /// Certificate and key are no pair, or of no supported kind.
+    /// The key does not belong to the certificate, or has an unsupported type.
     #[error("certificate and key cannot be used together: {0}")]
     BadPair(String),
-    /// Settings that go together were not given together.
+    /// A setting is missing that another setting requires.
     #[error("{0}")]
     Incomplete(&'static str),
-    /// A setting has a value that is none.
+    /// A setting has an invalid value.
     #[error("{0}")]
     BadSetting(String),
     /// The name is neither a DNS name nor an IP address.

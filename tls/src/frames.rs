@@ -1,4 +1,5 @@
-//! Frames over TLS on the runtime: a master's port, which gRPC shares, and who calls it.
+//! Frames over TLS on the runtime: a master's port, which frames share with gRPC, and the clients
+//! of that port.
 
 use crate::client::ClientTls;
 use crate::handshake::{MOST_BYTES, Next, Side, Steps};
@@ -26,12 +27,12 @@ pub enum Caller {
     Frames(Box<FrameStream>),
 }
 
-/// The server's handshake with a caller that says by ALPN what it speaks.
+/// The server's handshake with a caller, whose protocol ALPN names.
 ///
 /// # Errors
 ///
-/// The peer has gone, speaks no TLS, is not trusted, speaks frames over a version before 1.3, or has sent
-/// more than 64 KiB. The peer is told by an alert.
+/// The peer closed the connection, does not speak TLS, is not trusted, speaks frames over a version before 1.3, or
+/// sent more than 64 KiB. An alert tells the peer the reason.
 pub async fn accept(config: Arc<ServerConfig>, mut stream: TcpStream) -> io::Result<Caller> {
     let mut hello = Vec::new();
     let accepted = read_hello(&mut stream, &mut hello).await?;
@@ -68,7 +69,7 @@ async fn read_hello(stream: &mut TcpStream, hello: &mut Vec<u8>) -> io::Result<A
             Err((error, mut alert)) => {
                 let mut told = Vec::new();
                 alert.write_all(&mut told)?;
-                // The peer learns why, if it still reads.
+                // The alert tells the peer the reason, if the peer still reads.
                 let _gone = stream.write_all(&told).await;
                 return Err(invalid(error));
             }
@@ -92,7 +93,7 @@ pub async fn connect(
     Session::agreed(steps.finish().map_err(invalid)?).map_err(invalid)
 }
 
-/// Goes on with a handshake to its end.
+/// Completes a handshake.
 async fn finish<S: Side>(stream: &mut TcpStream, steps: &mut Steps<S>) -> io::Result<()> {
     let mut received = 0;
     loop {
@@ -137,14 +138,15 @@ pub struct FrameStream {
 }
 
 impl FrameStream {
-    /// The socket, and the session over it. What neither has given yet stays in the session.
+    /// The socket, and the session over it. Bytes that the stream received and did not deliver stay
+    /// in the session.
     pub fn into_parts(self) -> (TcpStream, Session) {
         (self.stream, self.session)
     }
 }
 
-// `try_read` and `try_write` cost a task nothing of its turn. A peer whose bytes never run out would keep the
-// thread, and no time limit would be looked at. So each read and each write takes one unit of the turn.
+// `try_read` and `try_write` do not count against a task's cooperative budget. A peer that sends without pause would
+// keep the thread, and no timeout would fire. So each read and each write consumes one unit of the budget.
 
 fn would_block<T>(result: &io::Result<T>) -> bool {
     matches!(result, Err(error) if error.kind() == io::ErrorKind::WouldBlock)

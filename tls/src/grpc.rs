@@ -22,15 +22,15 @@ use tower::{BoxError, ServiceExt as _, service_fn};
 use watched::Watched;
 pub use watched::refusal;
 
-/// What is wrong with an `https://` address where no authority is known.
+/// The message for an `https://` address without a configured authority.
 pub const NO_AUTHORITY: &str = "the address is https://, and no authority is trusted: name its \
     certificate with --tls-ca or KVPOOL_TLS_CA";
 
-/// What is wrong with an `http://` address that a caller with TLS learned of.
+/// The message for an `http://` address that a master or etcd named to a caller with TLS.
 pub const PLAIN_REFUSED: &str = "the address has no TLS, and this process calls masters with TLS only: \
     start that master with --tls-cert and --tls-key";
 
-/// What is wrong with an `https://` address whose port is plain.
+/// The message for an `https://` address whose port does not speak TLS.
 const NO_TLS: &str = "the port does not speak TLS: call it with http://, or give it a certificate";
 
 /// The way to one server.
@@ -164,7 +164,7 @@ pub enum GrpcAddressError {
 
 type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// What gRPC runs over.
+/// The stream under gRPC.
 type Stream<S> = TokioIo<Watched<S>>;
 
 /// Connects as tonic does by itself: to the address of a name that answers first, within the endpoint's time.

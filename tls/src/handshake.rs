@@ -1,4 +1,4 @@
-//! Handshakes on sockets of threads: a client's by a deadline, a server's without waiting.
+//! Handshakes on blocking sockets: by a deadline for a client, without waiting for a server.
 
 mod steps;
 #[cfg(test)]
@@ -25,7 +25,7 @@ pub(crate) const MOST_BYTES: usize = 64 << 10;
 /// The bytes that are received at a time.
 const RECEIVED: usize = 4 << 10;
 
-/// Sends once, and keeps what the socket does not take. Receives once otherwise. Returns the bytes that
+/// Sends once. Bytes that the socket does not accept stay here. Receives once otherwise. Returns the bytes that
 /// arrived.
 fn move_bytes<S: Side>(
     steps: &mut Steps<S>,
@@ -125,7 +125,8 @@ impl ServerHandshake {
         })
     }
 
-    /// Goes on with what has arrived, without waiting. True when the handshake is complete.
+    /// Continues with the bytes that have arrived, without waiting. True when the handshake is
+    /// complete.
     ///
     /// # Errors
     ///

@@ -44,12 +44,12 @@ pub const ALPN_FRAMES: &[u8] = b"kvpool/1";
 /// The ALPN name of HTTP/1.1.
 pub const ALPN_HTTP: &[u8] = b"http/1.1";
 
-/// What the address of a master without TLS begins with.
+/// The scheme of the address of a master without TLS.
 pub const PLAIN_SCHEME: &str = "http://";
 
-/// What an address of a master with TLS begins with.
+/// The scheme of the address of a master with TLS.
 pub const TLS_SCHEME: &str = "https://";
-/// What an address of a TLS data port begins with.
+/// The scheme of the address of a TLS data port.
 pub const DATA_SCHEME: &str = "tls://";
 
 fn provider() -> std::sync::Arc<rustls::crypto::CryptoProvider> {

@@ -36,8 +36,8 @@ pub(crate) fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, 
     Ok(found)
 }
 
-/// When the certificate of a PEM file expires, in seconds since 1970. The intermediate ones behind it do not count:
-/// some expire, and nobody needs them. `None` where its dates cannot be read.
+/// When the certificate of a PEM file expires, in seconds since 1970. The intermediate certificates after it do not
+/// count: some expire without effect. `None` where its dates cannot be read.
 pub(crate) fn expires_at(file: &Path) -> Result<Option<i64>, TlsError> {
     let chain = certificates(file)?;
     let dates = chain

@@ -1,8 +1,9 @@
-//! A value made of files, made anew when they change.
+//! A value that is loaded from files, and loaded again after they change.
 //!
-//! A handshake looks at the files, at most once a second. So no task is needed, and no file system
-//! that tells of changes. Kubernetes replaces a mounted secret by a link, which changes the inode.
-//! A daemon also looks without handshakes, so that operators learn of files that cannot be used.
+//! A handshake checks the files, at most once a second. So no task is needed, and no notification
+//! of the file system. Kubernetes replaces a mounted secret by a link, which changes the inode. A
+//! daemon also checks the files without handshakes, so that operators learn of files that cannot be
+//! used.
 
 use crate::error::TlsError;
 use parking_lot::{Mutex, MutexGuard};
@@ -11,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// The least time between two looks at the files.
+/// The shortest time between two checks of the files.
 const LOOK: Duration = Duration::from_secs(1);
 
 type Load<T> = Box<dyn Fn() -> Result<T, TlsError> + Send + Sync>;
@@ -25,17 +26,17 @@ pub(crate) struct Reloaded<T> {
 
 struct State<T> {
     value: Arc<T>,
-    /// The files that the value was made of.
+    /// The stamps of the files from which the value was loaded.
     stamps: Vec<Option<Stamp>>,
     looked: Instant,
-    /// A thread is looking at the files, or reading them.
+    /// A thread is checking the files, or reading them.
     is_looking: bool,
-    /// Why the files could not be used at the last look.
+    /// Why the files could not be used at the last check.
     failure: Option<String>,
 }
 
 impl<T> State<T> {
-    /// Keeps why the files cannot be used. True when the log has not said it yet.
+    /// Stores why the files cannot be used. Returns true if the log does not have this reason yet.
     fn is_new_failure(&mut self, failure: String) -> bool {
         let is_new = self.failure.as_ref() != Some(&failure);
         self.failure = Some(failure);
@@ -43,22 +44,22 @@ impl<T> State<T> {
     }
 }
 
-/// What changes when a file is written, replaced, or given to another user.
+/// The attributes that change when a file is written, replaced, or given to another user.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     device: u64,
     inode: u64,
     size: u64,
     modified: (i64, i64),
-    /// The change of the inode, which no program can set back.
+    /// The time of the last change of the inode, which no program can set back.
     changed: (i64, i64),
 }
 
-/// Says at its end that nobody looks any more, also when the load panicked.
+/// Records on drop that the check has ended, also after a panic of the load.
 struct Looking<'a, T>(&'a Mutex<State<T>>);
 
 impl<'a, T> Looking<'a, T> {
-    /// Ends the look. The next one cannot begin before the caller has stored what it found.
+    /// Ends the check. The next check cannot begin before the caller has stored the result.
     fn end(self) -> MutexGuard<'a, State<T>> {
         let mut state = self.0.lock();
         state.is_looking = false;
@@ -80,7 +81,8 @@ impl<T> Reloaded<T> {
         files: Vec<PathBuf>,
         load: impl Fn() -> Result<T, TlsError> + Send + Sync + 'static,
     ) -> Result<Self, TlsError> {
-        // Before the load, so that a change during the load is seen later.
+        // The stamps are taken before the load, so that the next check sees a change during the
+        // load.
         let stamps = stamps(&files);
         let value = Arc::new(load()?);
         Ok(Self {
@@ -96,8 +98,8 @@ impl<T> Reloaded<T> {
         })
     }
 
-    /// The value of the files as they are, or as they were when they last could be used. While one thread looks
-    /// at the files, the others get the value before and do not wait for the file system.
+    /// The value of the present files, or of the last files that could be used. While one thread checks the files,
+    /// other threads get the earlier value and do not wait for the file system.
     pub(crate) fn get(&self) -> Arc<T> {
         let before = {
             let mut state = self.state.lock();
@@ -113,7 +115,7 @@ impl<T> Reloaded<T> {
         let mut state = looking.end();
         state.looked = Instant::now();
         match loaded {
-            // The files are those of the value, also when they were others in between.
+            // The files equal those of the value in use, even if they differed in between.
             None => state.failure = None,
             Some(Ok(value)) => {
                 state.value = Arc::new(value);
@@ -121,8 +123,8 @@ impl<T> Reloaded<T> {
                 state.failure = None;
                 tracing::info!(files = ?self.files, "TLS certificates reloaded");
             }
-            // The stamps stay those of the value, so the next look reads the files again. The reason may have
-            // been one that leaves no trace in them: no descriptor was free, or no memory.
+            // The stamps stay those of the value in use, so the next check reads the files again. The failure may
+            // have had a cause that the stamps do not show, such as a lack of descriptors or memory.
             Some(Err(error)) => {
                 if state.is_new_failure(error.to_string()) {
                     tracing::warn!(
@@ -137,14 +139,15 @@ impl<T> Reloaded<T> {
 }
 
 impl<T> Reloaded<T> {
-    /// Why the files could not be used at the last look; `None` if they could. It does not look.
+    /// Why the files could not be used at the last check; `None` if they could. This makes no
+    /// check.
     pub(crate) fn failure(&self) -> Option<String> {
         self.state.lock().failure.clone()
     }
 }
 
 impl<T: Send + Sync + 'static> Reloaded<T> {
-    /// Looks at the files once a second, as long as the value lives.
+    /// Checks the files once a second, as long as the value lives.
     pub(crate) fn keep_looking(self: &Arc<Self>) -> std::io::Result<()> {
         let watched = Arc::downgrade(self);
         let thread = std::thread::Builder::new().name("kvpool-tls".to_owned());

@@ -1,4 +1,4 @@
-//! The server's side: what a port presents, and what it asks of its clients.
+//! The server's side: the certificate that a port presents, and the certificates that it requires.
 
 use crate::error::TlsError;
 use crate::reload::Reloaded;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The oldest version of TLS that is spoken.
+/// The oldest accepted version of TLS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Version {
     /// TLS 1.2.
@@ -44,16 +44,15 @@ impl std::str::FromStr for Version {
     }
 }
 
-/// Which callers need a certificate of the authority. A certificate that is presented must be valid in
-/// any case.
+/// Which callers need a certificate of the authority. A presented certificate must always be valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ClientAuth {
-    /// None is asked for.
+    /// No caller needs a certificate.
     None,
-    /// Store nodes need one, at the port of a master.
+    /// Store nodes need a certificate at the port of a master.
     Daemons,
-    /// Everybody needs one, but for the HTTP ports.
+    /// Every caller needs a certificate, except at HTTP ports.
     All,
 }
 
@@ -75,16 +74,16 @@ impl std::str::FromStr for ClientAuth {
 pub enum Port {
     /// gRPC and frames of a master.
     Control,
-    /// Frames of a store node. TLS is of version 1.3.
+    /// Frames of a store node. The version is TLS 1.3.
     Data,
-    /// Probes, metrics and views. Probes have no certificate, so none is asked for.
+    /// Probes, metrics and views. Probes have no certificate, so this port requires none.
     Http,
 }
 
 /// The files of a server.
 #[derive(Clone, Debug)]
 pub struct ServerFiles {
-    /// The certificate and the intermediate ones, PEM.
+    /// The certificate and the intermediate certificates, PEM.
     pub cert: PathBuf,
     /// Its private key, PEM.
     pub key: PathBuf,
@@ -117,7 +116,7 @@ impl std::fmt::Debug for ServerTls {
 }
 
 impl ServerTls {
-    /// Reads the files. Fails when they cannot be used, or when certificates are asked for and no
+    /// Reads the files. Fails when they cannot be used, or when certificates are required and no
     /// authority is named.
     pub fn open(files: ServerFiles) -> Result<Self, TlsError> {
         let client_auth = files.client_auth;
@@ -152,21 +151,21 @@ impl ServerTls {
         self.configs.get().expires_at
     }
 
-    /// Looks at the files once a second, also without handshakes, as long as this is used.
+    /// Checks the files once a second, also without handshakes, as long as this value lives.
     ///
     /// # Errors
     ///
-    /// There is no thread for it.
+    /// The thread cannot be started.
     pub fn keep_looking(&self) -> std::io::Result<()> {
         self.configs.keep_looking()
     }
 
-    /// Why the files could not be used at the last look; `None` if they could.
+    /// Why the files could not be used at the last check; `None` if they could.
     pub fn failure(&self) -> Option<String> {
         self.configs.failure()
     }
 
-    /// Whether everybody needs a certificate.
+    /// Whether every caller needs a certificate.
     pub fn asks_all(&self) -> bool {
         self.client_auth == ClientAuth::All
     }
@@ -234,8 +233,8 @@ fn config(
         .with_single_cert(chain, pem::key(&files.key)?)
         .map_err(|error| TlsError::BadPair(error.to_string()))?;
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
-    // A resumed session would skip the client's certificate. Connections are long, so that
-    // resumption saves little.
+    // A resumed session would skip the client's certificate. Connections live long, so resumption
+    // would save little.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)
@@ -254,7 +253,7 @@ mod tests {
         let tls = pair.server();
         let in_2001 = 978_307_200;
         assert_eq!(tls.expires_at(), Some(in_2001));
-        // Behind the new one stands one that has expired, as an old intermediate certificate.
+        // An expired certificate follows the new one, as an old intermediate certificate may.
         let expired = std::fs::read_to_string(&pair.cert).unwrap();
         let pair = authority.sign("server", Life::Valid);
         let own = std::fs::read_to_string(&pair.cert).unwrap();

@@ -1,8 +1,8 @@
-//! A TLS connection after its handshake, over a socket that somebody else owns.
+//! A TLS connection after its handshake. The caller owns the socket.
 //!
-//! One thread receives while others send. Neither direction waits for the other's socket: no lock is held
-//! during I/O but that of the own direction. Records leave in the order in which they were encrypted, since
-//! a sender holds the lock on what is unsent until it is sent.
+//! One thread receives while other threads send. Neither direction waits for I/O of the other: during I/O a thread
+//! holds the lock of its own direction only. Records leave in the order of their encryption, because a sender holds
+//! the lock on the unsent bytes until it has sent them.
 //!
 //! ```text
 //!   blocks, frames ──fill──► records ──► unsent ──send──► socket
@@ -19,9 +19,10 @@ use records::Records;
 use std::io;
 use unsent::Unsent;
 
-/// The bytes of blocks that are encrypted before they are sent: what stays in a core's cache.
+/// Bytes of a block that are encrypted before they are sent. This much stays in a core's cache.
 const PIECE: usize = 64 << 10;
-/// The same of a message: one record. The peer decrypts it while the next one is encrypted.
+/// The same limit for a message: one record. The peer decrypts a record while the next one is
+/// encrypted.
 const RECORD: usize = 16 << 10;
 
 /// See the module's documentation.
@@ -37,14 +38,14 @@ impl std::fmt::Debug for Session {
 }
 
 impl Session {
-    /// A session of what a handshake agreed on.
+    /// A session from the result of a handshake.
     pub(crate) fn agreed(agreed: Agreed) -> Result<Self, rustls::Error> {
         let session = Self::of_caller(agreed)?;
         session.widen();
         Ok(session)
     }
 
-    /// The same with a small buffer, for a peer that has yet to say who it is.
+    /// The same with a small buffer, for a caller.
     pub(crate) fn of_caller(agreed: Agreed) -> Result<Self, rustls::Error> {
         Ok(Self {
             records: Records::new(agreed)?,
@@ -52,13 +53,14 @@ impl Session {
         })
     }
 
-    /// Makes the buffer of a caller as large as that of any other session: it has said who it is.
+    /// Enlarges the buffer of a caller to that of other sessions. Called when its hello is
+    /// accepted.
     pub fn widen(&self) {
         self.records.widen();
     }
 
-    /// Fills `room` with at least one decrypted byte. `receive` is called when none is left from
-    /// before; its errors are returned. Returns 0 when the peer has ended the connection.
+    /// Fills `room` with at least one decrypted byte. Calls `receive` when no decrypted byte is
+    /// left, and returns its errors. Returns 0 when the peer has ended the connection.
     pub fn receive(
         &self,
         room: &mut [u8],
@@ -83,13 +85,13 @@ impl Session {
         self.records.receive(receive, take)
     }
 
-    /// Whether bytes are at hand that no event of the socket will announce.
+    /// Whether the session has bytes that no event of the socket will announce.
     pub fn has_received(&self) -> bool {
         self.records.has_received()
     }
 
-    /// Encrypts `plain`, and sends it and what was unsent before. On an error the rest stays for
-    /// [`Session::flush`]; what of `plain` was encrypted then counts as taken.
+    /// Encrypts `plain`, and sends it after the unsent bytes. On an error the rest stays for
+    /// [`Session::flush`]. The bytes of `plain` that were encrypted then count as taken.
     pub fn send(
         &self,
         plain: &[u8],
@@ -103,7 +105,7 @@ impl Session {
         Ok(())
     }
 
-    /// As [`Session::send`] of `length` bytes that `fill` writes, in order, into each room that it is given.
+    /// Like [`Session::send`], with `length` bytes that `fill` writes in order into the buffers that it gets.
     pub fn send_filled(
         &self,
         length: usize,
@@ -121,9 +123,9 @@ impl Session {
         Ok(())
     }
 
-    /// As [`Session::send`], for a sender that must not wait. Returns the bytes of `plain` that were taken, all
-    /// of them for a small frame. Fails with `WouldBlock`, and takes none, while the socket has not taken
-    /// what was unsent before.
+    /// Like [`Session::send`], for a sender that must not wait. Returns the number of bytes of `plain` that were
+    /// taken; a small frame is taken whole. While the socket has not accepted the earlier bytes, it takes none and
+    /// fails with `WouldBlock`.
     pub fn send_some(
         &self,
         plain: &[u8],
@@ -135,7 +137,8 @@ impl Session {
         for piece in plain.chunks(RECORD) {
             self.encrypt(piece, &mut unsent)?;
             taken += piece.len();
-            // Whatever stops it, the piece is encrypted, and must not be given again. The next call meets the error.
+            // The piece is encrypted whatever the error, so it must not be passed again. The next call returns the
+            // error.
             if unsent.drain(&mut send).is_err() {
                 break;
             }
@@ -143,12 +146,12 @@ impl Session {
         Ok(taken)
     }
 
-    /// Sends what is unsent.
+    /// Sends the unsent bytes.
     pub fn flush(&self, mut send: impl FnMut(&[u8]) -> io::Result<usize>) -> io::Result<()> {
         self.unsent.lock().drain(&mut send)
     }
 
-    /// Whether a socket has yet to take some bytes.
+    /// Whether the socket has not accepted all bytes.
     pub fn has_unsent(&self) -> bool {
         !self.unsent.lock().is_empty()
     }

@@ -1,4 +1,4 @@
-//! An authority, and what it signs, for tests and benchmarks.
+//! An authority and its certificates, for tests and benchmarks.
 
 use crate::client::{ClientFiles, ClientTls};
 use crate::server::{ClientAuth, ServerFiles, ServerTls, Version};
@@ -18,7 +18,8 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// A server that presents it, and asks for none. Panics when it cannot be made.
+    /// A server that presents this certificate and requires none. Panics when the server cannot be
+    /// made.
     pub fn server(&self) -> ServerTls {
         let server = ServerTls::open(ServerFiles {
             cert: self.cert.clone(),
@@ -55,7 +56,7 @@ pub enum Life {
 }
 
 impl Authority {
-    /// Makes one called `name` in `directory`. Panics when it cannot.
+    /// Makes an authority called `name` in `directory`. Panics when it fails.
     pub fn new(directory: &Path, name: &str) -> Self {
         let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -100,8 +101,8 @@ impl Authority {
         pair
     }
 
-    /// A server with a new certificate, which asks for none, and a client that presents none. Panics when they cannot
-    /// be made.
+    /// A server with a new certificate that requires none of clients, and a client that presents none. Panics when
+    /// they cannot be made.
     pub fn ends(&self) -> (ServerTls, ClientTls) {
         let server = self.sign("server", Life::Valid).server();
         let client = ClientTls::open(&self.client(None)).unwrap();

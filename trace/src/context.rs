@@ -53,8 +53,8 @@ pub fn current() -> Option<Context> {
     HOOKS.get().and_then(|hooks| (hooks.current)())
 }
 
-/// The span of a request, made by `make`, below the span whose context the request carried as `from`. Without
-/// a context there is no span: the sender chooses which calls are traced.
+/// Makes the span of a request with `make`, as a child of the span whose context the request carried as `from`.
+/// Without a context there is no span: the sender chooses the calls that are traced.
 pub fn below(from: &[u8], make: impl FnOnce() -> Span) -> Span {
     if from.is_empty() {
         return Span::none();

@@ -9,7 +9,8 @@
 //! A span costs one comparison while nobody wants spans: its level is DEBUG, and daemons log INFO. A request
 //! carries a context only while an exporter runs in the sender. ADR 0034 says why.
 //!
-//! Not for log lines. Of metrics it has the buckets of latency, which clients and daemons share.
+//! Not for log lines. The only part for metrics is the list of latency buckets, which clients and
+//! daemons share.
 
 #![forbid(unsafe_code)]
 

@@ -15,8 +15,8 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::registry::LookupSpan;
 
-/// Lets requests carry the context of the current span, and peers' contexts join spans here. For programs
-/// with a `tracing-opentelemetry` layer of their own; [`crate::layer`] does it by itself.
+/// From then on requests carry the context of the current span, and spans here join the contexts of peers. For
+/// programs with a `tracing-opentelemetry` layer of their own; [`crate::layer`] includes this call.
 pub fn propagate() {
     // A second call finds the same functions there.
     let _set = HOOKS.set(Hooks { current, join });
@@ -46,7 +46,7 @@ fn join(span: &Span, from: Context) {
     }
 }
 
-/// What keeps an export going.
+/// The parts of a running export.
 #[derive(Debug)]
 pub(crate) struct Exporting {
     provider: SdkTracerProvider,
@@ -96,7 +96,8 @@ where
         .with_resource(Resource::builder().with_service_name(service).build())
         .build();
     propagate();
-    // Its own spans only: the libraries below have spans too, also those that carry the export.
+    // Only spans of kvpool: the libraries below have spans too, also the libraries that carry the
+    // export.
     let ours = Targets::new().with_target(crate::TARGET, Level::DEBUG);
     let layer = tracing_opentelemetry::layer()
         .with_tracer(provider.tracer("kvpool"))

@@ -55,7 +55,8 @@ pub enum StartError {
 ///
 /// # Errors
 ///
-/// The URL is not one, or this build has no exporter. A collector that does not answer is no error.
+/// The URL is invalid, or this build has no exporter. A collector that does not answer is not an
+/// error.
 pub fn layer<S>(
     endpoint: &str,
     service: &'static str,

@@ -137,9 +137,9 @@ pub trait Host: Send + Sync + 'static {
         abort: Arc<dyn Abort>,
     ) -> Admission;
 
-    /// Writes blocks whose bytes have arrived. Each block is judged like [`Host::admit_write`], copied into
-    /// its extent and recorded, in one step. Returns one code per grant, in order. `payload` is as long as
-    /// the request says.
+    /// Writes blocks whose bytes have arrived. Each block is judged like [`Host::admit_write`], copied into its
+    /// extent and recorded, in one step. Returns one code per grant, in order. `payload` has the length that the
+    /// request states.
     fn write_now(&self, request: &WriteRequest, payload: &[u8]) -> Vec<Code>;
 
     /// The chunk checksums of the whole extent of `item`, as its writer gave them.

@@ -47,8 +47,8 @@ macro_rules! settings {
 }
 
 settings! {
-    /// The soft quota of memory in bytes. Above it, the namespace's blocks are evicted before those of
-    /// others.
+    /// The soft quota of memory in bytes. Above it, the namespace's blocks are evicted before blocks of other
+    /// namespaces.
     MemorySoft = 1, "memory_soft";
     /// The hard quota of memory in bytes, with open puts.
     MemoryHard = 2, "memory_hard";

@@ -24,8 +24,8 @@ pub(crate) const OTLP: [&str; 2] = [
     "kvpool-master/otlp,kvpool-store-node/otlp,kvpool-cli/otlp",
 ];
 
-/// The daemons, and all that is tested beside them. What is built of one package alone has dependencies
-/// with other features than in the whole workspace, so a test run that did both would build them twice.
+/// The daemons, and all other tested targets. Cargo unifies features over the packages that it builds. So a build of
+/// one package and a build of the workspace would compile the dependencies twice.
 pub(crate) const EVERYTHING: [&str; 3] = ["--workspace", "--bins", "--tests"];
 
 /// The repository's root.
@@ -34,7 +34,7 @@ pub(crate) fn root() -> &'static Path {
     package.parent().unwrap_or(package)
 }
 
-/// A cargo that runs in the root: the one that runs us.
+/// A command of the cargo that runs xtask, in the root of the repository.
 pub(crate) fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(args).current_dir(root());
@@ -42,17 +42,17 @@ pub(crate) fn cargo(args: &[&str]) -> Command {
     command
 }
 
-/// Makes the environment of a command that builds what it would be in a shell.
+/// Gives a build command the environment that it would have in a shell.
 pub(crate) fn forget_xtask(command: &mut Command) {
-    // What cargo says to xtask of xtask's own package is not for other packages' build scripts: some
-    // ask to run again when it changes, and a build from a shell would undo this one, and this one it.
+    // Cargo sets variables about xtask's package. Some build scripts run again when these variables change. So builds
+    // from xtask and builds from a shell would invalidate each other.
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
             command.env_remove(&name);
         }
     }
-    // A relative target directory is relative to where the caller is, not to the root.
+    // A relative target directory is relative to the caller's directory, not to the root.
     for name in ["CARGO_TARGET_DIR", "CARGO_BUILD_TARGET_DIR"] {
         if let Some(dir) = std::env::var_os(name).filter(|dir| !dir.is_empty())
             && let Ok(dir) = std::path::absolute(dir)
@@ -152,7 +152,7 @@ pub(crate) fn rustc_libraries(target: &str) -> Result<PathBuf> {
     Ok(PathBuf::from(path.trim()))
 }
 
-/// Says what is run, runs it, and tells whether it succeeded.
+/// Prints the command, runs it, and returns whether it succeeded.
 pub(crate) fn succeeds(command: &mut Command) -> Result<bool> {
     let begun = announce(command);
     let status = command.status();
@@ -161,11 +161,11 @@ pub(crate) fn succeeds(command: &mut Command) -> Result<bool> {
     Ok(succeeded)
 }
 
-/// Runs a program that is there.
+/// Runs an installed program.
 ///
 /// # Errors
 ///
-/// It cannot be run, or it fails. What it wrote is above the error.
+/// The program cannot be run, or it fails. Its output stands above the error.
 pub(crate) fn must_succeed(command: &mut Command) -> Result<()> {
     if !succeeds(command)? {
         let program = Path::new(command.get_program());
@@ -174,11 +174,11 @@ pub(crate) fn must_succeed(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Whether the program is there.
+/// Whether the program is installed.
 ///
 /// # Errors
 ///
-/// It is there and cannot be run, or fails.
+/// The program is installed and cannot be run, or it fails.
 pub(crate) fn is_there(command: &mut Command) -> Result<bool> {
     match command.output() {
         Ok(output) if output.status.success() => Ok(true),
@@ -191,14 +191,14 @@ pub(crate) fn is_there(command: &mut Command) -> Result<bool> {
     }
 }
 
-/// Whether the program is there and answers.
+/// Whether the program is installed and runs.
 pub(crate) fn answers(command: &mut Command) -> bool {
     let quiet = command.stdout(Stdio::null()).stderr(Stdio::null());
     quiet.status().is_ok_and(|status| status.success())
 }
 
-/// Runs a command, passes its output on as it comes, and hands every whole line to `read` as well.
-/// Returns whether it succeeded.
+/// Runs a command. Its output is printed as it comes, and each complete line also goes to `read`.
+/// Returns whether the command succeeded.
 pub(crate) fn watch(command: &mut Command, mut read: impl FnMut(&str)) -> Result<bool> {
     let begun = announce(command);
     let mut child = command
@@ -232,8 +232,8 @@ pub(crate) fn watch(command: &mut Command, mut read: impl FnMut(&str)) -> Result
 /// A command, and the reader of its output's lines.
 pub(crate) type Watched<'a> = (&'a mut Command, &'a mut (dyn FnMut(&str) + Send));
 
-/// Like [`watch`], for two commands beside each other. The output of the second one is kept, and
-/// passed on when the first has ended. Returns for each whether it succeeded.
+/// Like [`watch`], for two commands in parallel. The output of the second command is printed after
+/// the first has ended. Returns whether each command succeeded.
 pub(crate) fn watch_both(first: Watched<'_>, second: Watched<'_>) -> Result<[bool; 2]> {
     let (first, read_first) = first;
     let (second, read_second) = second;
@@ -268,14 +268,14 @@ fn forward(
     while from.read_until(b'\n', &mut line)? > 0 {
         to.write_all(&line)?;
         to.flush()?;
-        // The receiver is there for as long as either pipe is.
+        // The receiver lives as long as either pipe.
         let _ = lines.send(String::from_utf8_lossy(&line).trim_end().to_owned());
         line.clear();
     }
     Ok(())
 }
 
-/// Says what is run. Returns when it began.
+/// Prints the command. Returns the time.
 fn announce(command: &Command) -> Instant {
     let words = command.get_args().map(|word| word.to_string_lossy());
     let words: Vec<_> = words.collect();
@@ -300,7 +300,8 @@ fn cannot_run(command: &Command) -> String {
 mod tests {
     use super::*;
 
-    /// Tells that it runs, waits until the other says so too, and writes both ways.
+    /// Reports that it runs, waits until the other command reports so too, and writes to both
+    /// outputs.
     fn waits_for(place: &Path, own: &str, other: &str, code: u8) -> Command {
         let script = "touch $0; for _ in $(seq 600); do
             if [ -e $1 ]; then echo $0 out; echo $0 err >&2; exit $2; fi; sleep 0.1

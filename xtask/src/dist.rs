@@ -9,8 +9,8 @@
 //!  chart      the Helm chart
 //! ```
 //!
-//! A tool that is missing leaves out what it makes; a tool that fails ends the task. The last lines say
-//! what was made and what was left out.
+//! If a tool is missing, its part of the release is left out. If a tool fails, the task ends. The last lines list the
+//! parts that were made and the parts that were left out.
 
 mod archive;
 mod chart;
@@ -28,7 +28,7 @@ use anyhow::{Result, bail};
 use portable::Portable;
 use release::Release;
 
-/// What the programs run on unless `--target` names another.
+/// The default of `--target`.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 #[derive(clap::Args)]

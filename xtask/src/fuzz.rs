@@ -15,15 +15,15 @@ pub(crate) struct Args {
     seed: u64,
 }
 
-/// The program of the tests that mutate what decoders read.
+/// The test program that mutates the input of decoders.
 const DECODERS: &str = "fuzz";
-/// The program and the module of the tests that mutate what ports receive.
+/// The test program and module that mutate the input of ports.
 const PORTS: (&str, &str) = ("bytes", "mutations");
 
 /// Builds the daemons, gives every decoder its mutations, and then every port of a live pool. A run without
 /// a test fails.
 pub(crate) fn run(args: &Args) -> Result<bool> {
-    // As `cargo xtask test` builds, so that either finds what the other has built.
+    // Builds as `cargo xtask test` does, so that both tasks share one build.
     if !succeeds(cargo(&["build"]).args(EVERYTHING))? {
         return Ok(false);
     }

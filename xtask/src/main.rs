@@ -1,7 +1,7 @@
 //! The repository's own tasks: `cargo xtask demo | test | lint | wheels | dist | rdma | fuzz | simulate |
 //! switch-off`.
 //!
-//! It builds and runs the other packages as their users do, through cargo, and depends on none of them.
+//! xtask builds and runs the other packages through cargo, as users do. It depends on none of them.
 
 mod cargo;
 mod charts;

@@ -1,7 +1,7 @@
-//! Adding Debian's packages, only where the caller has asked for it with `--install`.
+//! Installs Debian packages, only if the caller passes `--install`.
 //!
-//! A package that brings a service is unpacked into the target directory and never installed: its
-//! service is not registered, not started and, if it was there before, not touched.
+//! A package with a service is unpacked into the target directory and never installed. So its
+//! service is not registered and not started, and a service that exists already is not touched.
 
 use crate::cargo::{answers, succeeds};
 use anyhow::{Context, Result};
@@ -12,21 +12,21 @@ use std::process::Command;
 /// Whether this run may add packages to the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Packages {
-    /// Missing packages are added where that takes no question.
+    /// Missing packages are installed if that is possible without a prompt.
     Add,
     /// The machine stays as it is.
     LeaveOut,
 }
 
 impl Packages {
-    /// As the flag `--install` says it.
+    /// The choice of the flag `--install`.
     pub(crate) const fn asked(install: bool) -> Self {
         if install { Self::Add } else { Self::LeaveOut }
     }
 
-    /// Installs packages where that takes no question. Whether they are there then.
+    /// Installs packages if that is possible without a prompt. Returns whether they are installed.
     ///
-    /// None of `packages` may bring a service: apt-get would start it.
+    /// None of `packages` may have a service: apt-get would start it.
     pub(crate) fn install(self, packages: &[&str]) -> Result<bool> {
         if self == Self::LeaveOut || !may_install() {
             return Ok(false);
@@ -38,12 +38,13 @@ impl Packages {
             install.env("DEBIAN_FRONTEND", "noninteractive");
             succeeds(&mut install)
         };
-        // Package lists may be absent or old: they are fetched only if it does not go without.
+        // Package lists may be absent or old. They are fetched only if the installation fails
+        // without them.
         Ok(install()? || (update()? && install()?))
     }
 
-    /// The file `program` of a package that is unpacked into `place`, by this run or an earlier one.
-    /// `None` where the package cannot be had, or may not be.
+    /// The file `program` of a package that this run or an earlier run unpacked into `place`. `None` if the package
+    /// cannot be fetched, or may not be installed.
     pub(crate) fn unpacked(
         self,
         package: &str,
@@ -53,7 +54,7 @@ impl Packages {
         self.unpacked_from(program, place, |into| download(package, into))
     }
 
-    /// The same, from what `fetch` lays into the directory that it is given.
+    /// The same, with the files that `fetch` puts into the directory that it gets.
     fn unpacked_from(
         self,
         program: &str,
@@ -67,7 +68,8 @@ impl Packages {
         if self == Self::LeaveOut {
             return Ok(None);
         }
-        // Anew each time: a download or an unpacking that was cut off leaves a part.
+        // The directory starts empty each time, because an interrupted download leaves partial
+        // files.
         if place.exists() {
             std::fs::remove_dir_all(place)
                 .context("cannot remove the files of an earlier unpacking")?;
@@ -93,7 +95,7 @@ impl Packages {
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent)?;
         }
-        // Last, and in one step: the program that is there is whole.
+        // The last step renames the file, so that a program found there is complete.
         std::fs::rename(&from, &path).with_context(|| format!("the package has no {program}"))?;
         Ok(Some(path))
     }
@@ -109,7 +111,7 @@ fn update() -> Result<bool> {
     succeeds(Command::new("apt-get").args(["update", "--quiet"]))
 }
 
-/// Lays a package's archive into a directory. Takes no root where the package lists are there.
+/// Downloads a package's archive into a directory. Needs no root if the package lists exist.
 fn download(package: &str, into: &Path) -> Result<bool> {
     if !answers(Command::new("apt-get").arg("--version")) {
         return Ok(false);
@@ -162,7 +164,7 @@ mod tests {
         }
         let scratch = scratch("unpacked");
         let (place, trace) = (scratch.join("served"), scratch.join("trace"));
-        // What was cut off before is in nobody's way.
+        // The remains of an interrupted run do not matter.
         std::fs::create_dir_all(place.join("unpacking/usr/bin")).unwrap();
         let program = Packages::Add
             .unpacked_from("usr/bin/served", &place, |into| package(into, &trace))

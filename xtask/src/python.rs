@@ -1,7 +1,7 @@
 //! `cargo xtask wheels`, and the Python tests of `cargo xtask test`.
 //!
-//! Everything happens in a virtual environment of the repository's own, `target/python/venv`: the tools
-//! that build the wheels, the wheels once built, and what the tests need.
+//! All Python packages lie in a virtual environment, `target/python/venv`: the tools that build the wheels, the built
+//! wheels, and the packages of the tests.
 
 use crate::cargo::{
     DAEMONS, EVERYTHING, OTLP, answers, cargo, forget_xtask, root, succeeds, target_dir, watch_both,
@@ -15,9 +15,9 @@ use std::process::Command;
 
 /// The oldest Python that the wheels are for.
 pub(crate) const OLDEST: &str = "import sys; sys.exit(sys.version_info < (3, 11))";
-/// What builds the wheels.
+/// The packages that build the wheels.
 const BUILDERS: [&str; 2] = ["maturin>=1.9,<2", "hatchling"];
-/// What the tests use.
+/// The packages of the tests.
 const TESTERS: [&str; 7] = [
     "pytest",
     "pytest-timeout",
@@ -27,7 +27,7 @@ const TESTERS: [&str; 7] = [
     "aiohttp",
     "msgpack",
 ];
-/// The commands that the wheel brings along.
+/// The programs that the wheel contains.
 pub(crate) const COMMANDS: [&str; 3] = ["kvmaster", "kvstore-node", "kvctl"];
 /// The tests of the wheel `kvpool`, its connectors among them.
 const OWN_TESTS: &str = "python/tests";
@@ -41,18 +41,18 @@ const VENV: &str = "python3-venv";
 /// How the wheels' binaries are built.
 #[derive(Clone, Copy)]
 enum Profile {
-    /// For use: as fast as they get.
+    /// For use: the fastest profile.
     Dist,
-    /// For tests: as the other tests' binaries are.
+    /// For tests: the profile of the other tests' binaries.
     Debug,
 }
-/// The feature with which the wheel needs no other crates than the tests: what is built of one
-/// package alone has dependencies with fewer features.
+/// With this feature the wheel needs no other crates than the tests. A build of one package alone
+/// would compile dependencies with fewer features.
 const SHARED_BUILD: &str = "shared-build";
-/// Where the wheel's builder looks for them.
+/// The directory in which maturin looks for the programs.
 const COMMANDS_DIR: &str = "python/kvpool.data/scripts";
 
-/// Builds the wheels `kvpool` and `kvpool-mooncake` and says where they are.
+/// Builds the wheels `kvpool` and `kvpool-mooncake` and prints their paths.
 pub(crate) fn wheels(packages: Packages) -> Result<bool> {
     let venv = environment(packages)?.with_context(missing)?;
     let Some(wheels) = build(&venv, Profile::Dist)? else {
@@ -65,7 +65,7 @@ pub(crate) fn wheels(packages: Packages) -> Result<bool> {
     Ok(true)
 }
 
-/// What there is no environment without.
+/// The message for a missing Python, without which there is no environment.
 pub(crate) fn missing() -> String {
     format!(
         "Python 3.11 or later with the module venv is missing (Debian: {VENV}; --install adds it)"
@@ -111,7 +111,7 @@ pub(crate) fn test(packages: Packages, tally: &mut Tally) -> Result<()> {
     if !installed {
         return Ok(());
     }
-    // Beside each other: both wait more than they compute.
+    // The two test runs go in parallel, because both wait more than they compute.
     let mut own = Pytest::default();
     let mut mooncakes = Pytest::default();
     let [own_ended_well, mooncakes_ended_well] = watch_both(
@@ -131,7 +131,7 @@ pub(crate) fn test(packages: Packages, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// What runs the tests of a folder with the commands that the wheel installed.
+/// The command that runs the tests of a folder with the programs of the installed wheel.
 fn pytest(venv: &Path, tests: &str) -> Result<Command> {
     let mut command = tool(venv, "pytest");
     command.args(["-v", "-rs"]).args(PROCESSES).arg(tests);
@@ -141,17 +141,17 @@ fn pytest(venv: &Path, tests: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// The virtual environment, with what builds and tests; made if it is not there. `None` where there is
-/// no Python for it.
+/// Returns the virtual environment, with the packages for builds and tests. Makes it if it is missing. `None` where
+/// there is no Python for it.
 pub(crate) fn environment(packages: Packages) -> Result<Option<PathBuf>> {
     let venv = target_dir()?.join("python/venv");
-    // With something to run: it would wait for what is typed.
+    // Python gets a script to run: without one it would wait for typed input.
     if !answers(tool(&venv, "python").args(["-c", OLDEST])) {
         let has = |module: &str| {
             let code = format!("{OLDEST}\nimport {module}");
             answers(Command::new("python3").args(["-c", &code]))
         };
-        // Debian keeps what makes environments in a package of its own.
+        // Debian has the module `venv` in a separate package.
         let can_make = has("ensurepip") || (packages.install(&[VENV])? && has("ensurepip"));
         if !can_make {
             return Ok(None);
@@ -168,12 +168,12 @@ pub(crate) fn environment(packages: Packages) -> Result<Option<PathBuf>> {
     Ok(Some(venv))
 }
 
-/// The wheels, built anew. `None` when a build failed.
+/// Builds the wheels. Returns `None` when a build failed.
 fn build(venv: &Path, profile: Profile) -> Result<Option<Vec<PathBuf>>> {
     let target = target_dir()?;
     let out = empty_folder()?;
     let (folder, profile, daemons, features) = match profile {
-        // What is delivered exports traces (ADR 0034).
+        // The delivered wheels export traces (ADR 0034).
         Profile::Dist => (
             "dist",
             ["--profile", "dist"],
@@ -210,7 +210,7 @@ fn build(venv: &Path, profile: Profile) -> Result<Option<Vec<PathBuf>>> {
     Ok(Some(files(&out)?))
 }
 
-/// Where the wheels go, without those of an earlier build.
+/// The directory of the wheels, without wheels of an earlier build.
 fn empty_folder() -> Result<PathBuf> {
     let out = target_dir()?.join("wheels");
     if out.exists() {
@@ -219,7 +219,7 @@ fn empty_folder() -> Result<PathBuf> {
     Ok(out)
 }
 
-/// What builds the wheel `kvpool-mooncake`, which is Python alone.
+/// The command that builds the wheel `kvpool-mooncake`, which is pure Python.
 fn mooncake(venv: &Path, out: &Path) -> Command {
     let mut pip = tool(venv, "python");
     pip.args(["-m", "pip", "wheel", "--quiet", "--no-deps"]);
@@ -249,7 +249,7 @@ pub(crate) fn pip(venv: &Path) -> Command {
 fn tool(venv: &Path, name: &str) -> Command {
     let mut command = Command::new(venv.join("bin").join(name));
     command.current_dir(root());
-    // maturin runs cargo, which would build much anew for it.
+    // maturin runs cargo, which would rebuild many crates for the changed environment.
     forget_xtask(&mut command);
     if name == "python" {
         command.arg("-I");

@@ -1,4 +1,5 @@
-//! `cargo xtask rdma`: runs what needs an RDMA device in virtual machines that have a software one.
+//! `cargo xtask rdma`: runs the tests that need an RDMA device, in virtual machines with a software
+//! device.
 //!
 //! ```text
 //!  cargo build, cargo test --no-run                 Debian's packages
@@ -8,8 +9,8 @@
 //!  tests/rdma/cases/NAME.sh ──► run.sh (a guest) or pair.sh (two on one Ethernet) ──► exit status
 //! ```
 //!
-//! The processor of a guest is emulated: what runs there is right or wrong, but its speed is only
-//! worth comparing with that of something else in the same guest.
+//! The processor of a guest is emulated. So a case shows whether the results are right. A speed can
+//! be compared only with another speed in the same guest.
 
 mod case;
 mod machine;
@@ -26,7 +27,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-/// How a case says that it could not be done here.
+/// The exit status of a case that cannot run here.
 const SKIPPED: i32 = 77;
 
 #[derive(clap::Args)]
@@ -70,10 +71,10 @@ impl Kernel {
     }
 }
 
-/// What `cargo xtask test` runs of it, on one kernel: that bytes are right over verbs.
+/// The part that `cargo xtask test` runs, on one kernel: bytes over verbs are right.
 const IN_TESTS: [&str; 3] = ["verbs", "conformance", "peers"];
 
-/// Runs the part of it that belongs to the tests, or counts it as skipped where no guest can be had.
+/// Runs the cases that belong to the tests, or counts them as skipped if this machine cannot run guests.
 pub(crate) fn test(packages: Packages, tally: &mut Tally) -> Result<()> {
     let place = target_dir()?.join("rdma");
     println!("\n▶ checking whether guests with RDMA can run here");
@@ -115,13 +116,13 @@ pub(crate) fn test(packages: Packages, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// What tests say that find no device to run over.
+/// The message of a test that finds no device.
 const NO_DEVICE: [&str; 2] = [
     "this host has no RDMA device",
     "libibverbs.so.1 (rdma-core 32 or later) cannot be used",
 ];
 
-/// Runs the cases, whatever fails first. Returns whether all was well and something ran.
+/// Runs all cases, also after a failure. Returns whether all passed and at least one ran.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     let place = target_dir()?.join("rdma");
     let packages = Packages::asked(args.install);
@@ -186,13 +187,13 @@ fn scripts() -> PathBuf {
     root().join("tests/rdma")
 }
 
-/// Makes what guests with a kernel of that series boot, unless it is there. Returns the kernel's
-/// package, or nothing when it cannot be made, which the scripts have then said.
+/// Makes the kernel of that series, unless it exists, and the image of its guests. Returns the
+/// kernel's package. Returns `None` on a failure, which the scripts have printed.
 fn make_image(series: &str, image: &Path) -> Result<Option<String>> {
     let mut kernel = Command::new(scripts().join("kernel.sh"));
     let mut files = Command::new(scripts().join("image.sh"));
-    // The file system is made anew each time: it takes a second, and this machine's libraries may
-    // have changed.
+    // The image is made each time: this takes a second, and this machine's libraries may have
+    // changed.
     if !succeeds(kernel.arg(series).arg(image))? || !succeeds(files.arg(image))? {
         return Ok(None);
     }
@@ -200,22 +201,22 @@ fn make_image(series: &str, image: &Path) -> Result<Option<String>> {
     Ok(Some(package.trim().to_owned()))
 }
 
-/// Puts an emulator that is good for measuring in `place`, unless the installed one is. Whether there is one
-/// now: why not has the script said.
+/// Builds an emulator for measurements in `place`, unless the installed emulator is suitable. Returns whether a
+/// suitable emulator exists. The script prints the reason of a failure.
 fn make_emulator(place: &Path) -> Result<bool> {
     succeeds(Command::new(scripts().join("emulator.sh")).arg(place))
 }
 
-/// What the guests of a case are made of.
+/// The settings of the guests of a case.
 struct Guest<'a> {
     image: &'a Path,
-    /// Where an emulator of our own may be; the installed one when nothing is there.
+    /// Where a built emulator may lie. Without one, the installed emulator runs.
     emulator: Option<&'a PathBuf>,
-    /// Of the test binaries, only the tests whose name contains this.
+    /// Run only the tests of test binaries whose names contain this text.
     tests: Option<&'a str>,
 }
 
-/// Runs a case, prints what it came to, and counts it.
+/// Runs a case, prints its result, and counts it.
 fn run_case(
     case: &Case,
     guest: &Guest<'_>,

@@ -15,7 +15,7 @@ pub(crate) struct Args {
     /// Print the trace of each history
     #[arg(long)]
     trace: bool,
-    /// Go on after a failure, and list every seed that breaks a rule
+    /// Continue after a failure, and list every seed that breaks a rule
     #[arg(long)]
     keep_going: bool,
     /// Build with the profile `release`

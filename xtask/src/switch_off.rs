@@ -1,6 +1,6 @@
-//! Proof that the tests of the invariants can fail: each mechanism is switched off in a copy of the
-//! tree, and the test that names it must notice. In the untouched copy that test must pass. With
-//! `--simulate`, the simulation of a pool stands for all tests (ADR 0052).
+//! Proof that the tests of the invariants can fail. Each mechanism is switched off in a copy of the
+//! tree, and its test must fail. In the untouched copy the test must pass. With `--simulate`, the
+//! simulation of a pool takes the place of all tests (ADR 0052).
 
 mod bytes;
 mod devices;
@@ -22,7 +22,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// One mechanism: the text that is it, and what stands there when it is off.
+/// One mechanism: its text in the source, and the text that replaces it when the mechanism is off.
 struct Mechanism {
     invariant: u8,
     what: &'static str,
@@ -34,7 +34,7 @@ struct Mechanism {
     test: &'static str,
 }
 
-/// Every mechanism, by what it keeps.
+/// Every mechanism, grouped by subject.
 const MECHANISMS: [&[Mechanism]; 12] = [
     master::MECHANISMS,
     bytes::MECHANISMS,
@@ -53,7 +53,7 @@ const MECHANISMS: [&[Mechanism]; 12] = [
 /// The longest time for the seeds of one mechanism.
 const MOST_SECONDS: &str = "900";
 
-/// What `timeout` exits with when it ended its command.
+/// The exit status of `timeout` after it ended its command.
 const OUT_OF_TIME: i32 = 124;
 
 const UNNOTICED: &str = "NOT NOTICED";
@@ -62,9 +62,9 @@ const OUT_OF_REACH: &str = "out of reach";
 /// The mechanisms to switch off.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only those of the invariant with this number [default: all]
+    /// Only mechanisms of the invariant with this number [default: all]
     invariant: Option<u8>,
-    /// Only those whose file or test has this text in its name
+    /// Only mechanisms whose file or test has this text in its name
     #[arg(long, value_name = "TEXT")]
     of: Option<String>,
     /// Run this many seeds of the simulation instead of the mechanisms' tests
@@ -72,8 +72,9 @@ pub(crate) struct Args {
     simulate: Option<u64>,
 }
 
-/// Switches mechanisms off one by one; true when every test noticed. With `simulate` it is true when every
-/// mechanism built: what the simulation does not notice is a fact to read, not a fault.
+/// Switches mechanisms off one by one. Returns true if every test failed without its mechanism. With `simulate` it
+/// returns true if every changed tree compiled: a mechanism that the simulation does not notice is a result, not a
+/// failure.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     let chosen = chosen(args)?;
     let place = target_dir()?.join("switch-off");
@@ -145,7 +146,7 @@ fn chosen(args: &Args) -> Result<Vec<&'static Mechanism>> {
     Ok(chosen)
 }
 
-/// What is wrong with the texts of mechanisms in the working tree: none or several stand in their file.
+/// The texts of mechanisms that do not stand exactly once in their file of the working tree.
 pub(crate) fn faults_of_texts() -> Result<Vec<String>> {
     let mut faults = Vec::new();
     for mechanism in MECHANISMS.into_iter().flatten() {
@@ -157,7 +158,7 @@ pub(crate) fn faults_of_texts() -> Result<Vec<String>> {
     Ok(faults)
 }
 
-/// What is wrong with the text of a mechanism whose file has the text `of_file`.
+/// The fault of a mechanism's text, if the file has the content `of_file`.
 fn fault_of_text(mechanism: &Mechanism, of_file: &str) -> Option<String> {
     let Mechanism { file, on, off, .. } = mechanism;
     if on == off {
@@ -175,7 +176,7 @@ enum Verdict {
     Broken,
     /// The seeds took longer than [`MOST_SECONDS`].
     Late,
-    /// The test fails in the untouched copy, or none of that name runs.
+    /// The test fails in the untouched copy, or no test has its name.
     Untested,
 }
 
@@ -198,7 +199,7 @@ fn passing(
     Ok(passing)
 }
 
-/// Does `attempt` while the mechanism is off in the copy of the tree.
+/// Runs `attempt` while the mechanism is off in the copy of the tree.
 fn without<T>(
     mechanism: &Mechanism,
     tree: &Path,
@@ -215,7 +216,7 @@ fn without<T>(
     outcome
 }
 
-/// Whether the simulation notices, and which seed did.
+/// Whether a seed of the simulation breaks a rule, and which seed.
 fn try_seeds(seeds: u64, tree: &Path, build: &Path) -> Result<(Verdict, String)> {
     let of_simulator = ["--quiet", "build", "-p", "kvpool-sim"];
     let mut build_simulator = in_copy(&of_simulator, tree, build);
@@ -289,7 +290,7 @@ fn run_test(package: &str, test: &str, tree: &Path, build: &Path) -> Result<Opti
     }))
 }
 
-/// The number of passed tests in what test binaries print.
+/// The number of passed tests in the output of test binaries.
 fn passed(output: &str) -> u64 {
     let of_line = |line: &str| {
         let (count, _) = line
@@ -313,7 +314,8 @@ fn quietly(mut command: Command) -> Result<bool> {
     Ok(output.status.success())
 }
 
-/// Copies every file that git knows, as it is in the working tree. Nothing else stays in the copy.
+/// Copies every file that git lists, as it is in the working tree. All other files of the copy are
+/// removed.
 fn copy_tree(tree: &Path) -> Result<()> {
     let listed = Command::new("git")
         .args(["ls-files", "-z"])
@@ -326,7 +328,8 @@ fn copy_tree(tree: &Path) -> Result<()> {
     copy_files(root(), files.split('\0'), tree)
 }
 
-/// Copies those of `files` that exist below `from_root`, and removes all others from the copy.
+/// Copies the files of `files` that exist below `from_root`, and removes all other files from the
+/// copy.
 fn copy_files<'f>(
     from_root: &Path,
     files: impl Iterator<Item = &'f str>,
@@ -341,7 +344,7 @@ fn copy_files<'f>(
     for file in files {
         let to: PathBuf = tree.join(file);
         let bytes = std::fs::read(from_root.join(file))?;
-        // What is the same keeps its time, so that it is not built again.
+        // An unchanged file keeps its time, so that cargo does not build it again.
         if std::fs::read(&to).is_ok_and(|there| there == bytes) {
             continue;
         }

@@ -1,18 +1,18 @@
-//! Counting outcomes, from what the test runners write.
+//! Counts outcomes from the output of test runners.
 //!
-//! A test that cannot do its work on this machine writes the line `SKIPPED <test>: <reason>` to standard
-//! error and returns. It counts as skipped, not as passed, and the line is shown at the end: what was
-//! not tested is never silent. A test that is `#[ignore]`d counts as skipped too.
+//! A test that cannot do its work on this machine writes the line `SKIPPED <test>: <reason>` to standard error and
+//! returns. The test counts as skipped, not as passed, and its line is shown at the end. A test that is `#[ignore]`d
+//! counts as skipped too.
 //!
-//! A test that failed, was run again and passed counts as passed. It is named at the end: there is a fault
-//! to be found, in the test or in what it tests.
+//! A test that failed, was run again and passed counts as passed. Its name is shown at the end, because the test or
+//! the tested code has a fault.
 
 use std::collections::BTreeSet;
 
 const SKIPPED: &str = "SKIPPED ";
 const UNSTABLE: &str = "UNSTABLE ";
 
-/// What was counted.
+/// The counted outcomes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) passed: u64,
@@ -49,14 +49,14 @@ impl Tally {
         self.check(step, done.is_ok());
     }
 
-    /// Counts something that could not be had here; the line says what and why.
+    /// Counts a part that cannot run on this machine. The line names it and the reason.
     pub(crate) fn skip(&mut self, what: &str, why: &str) {
         self.skipped += 1;
         self.skips.insert(format!("{SKIPPED}{what}: {why}"));
     }
 
-    /// Counts tests that skipped here for one of these reasons as passed: they have been run elsewhere,
-    /// all of them, and passed there. Returns how many they were.
+    /// Counts the tests that skipped for one of these reasons as passed, because all of them ran and passed in
+    /// guests. Returns their number.
     pub(crate) fn passed_elsewhere(&mut self, reasons: &[&str]) -> u64 {
         let before = self.skips.len();
         let is_one = |line: &String| reasons.iter().any(|reason| line.contains(reason));
@@ -67,8 +67,8 @@ impl Tally {
         count
     }
 
-    /// Adds what a runner counted. `ended_well` is the runner's exit: one that failed without a failed
-    /// test has itself failed, and so has one that counted no test.
+    /// Adds the counts of a runner. `ended_well` is the runner's exit status. A runner that failed without a failed
+    /// test counts as broken, and so does a runner without a test.
     pub(crate) fn add(&mut self, step: &'static str, other: Self, ended_well: bool) {
         let ran_nothing = other.passed == 0 && other.skipped == 0;
         let failed_itself = other.failed == 0 && (ran_nothing || !ended_well);
@@ -93,7 +93,7 @@ impl Tally {
         self.failed == 0 && self.passed > 0
     }
 
-    /// Prints what was skipped, what broke, and the counts as the last line.
+    /// Prints the skipped tests and the broken steps, and the counts as the last line.
     pub(crate) fn print(&self) {
         println!();
         for line in &self.skips {
@@ -112,8 +112,8 @@ impl Tally {
     }
 }
 
-/// Counts what nextest ran: tests from its JUnit report, ignored ones from its summary, which the
-/// report leaves out.
+/// Counts the tests of nextest from its JUnit report. Ignored tests come from its summary, because
+/// the report leaves them out.
 #[derive(Default)]
 pub(crate) struct Nextest {
     ignored: u64,
@@ -166,7 +166,7 @@ impl Nextest {
     }
 }
 
-/// Counts what cargo's own runner ran, from its output with that of passing tests shown.
+/// Counts the tests of cargo's own runner. Its output must include the output of passing tests.
 #[derive(Default)]
 pub(crate) struct Libtest {
     results: Doctests,
@@ -182,7 +182,7 @@ impl Libtest {
 
     pub(crate) fn tally(self) -> Tally {
         let mut tally = self.results.tally();
-        // Each such test passed in the runner's eyes, and each writes its one line.
+        // The runner counts a skipped test as passed, and each skipped test writes one line.
         let skipped = self.skips.len() as u64;
         tally.passed = tally.passed.saturating_sub(skipped);
         tally.skipped += skipped;
@@ -191,7 +191,7 @@ impl Libtest {
     }
 }
 
-/// Counts what the runner of documentation tests ran, from the lines that end each run of it.
+/// Counts documentation tests, from the last line of each run.
 #[derive(Default)]
 pub(crate) struct Doctests {
     passed: u64,
@@ -220,7 +220,7 @@ impl Doctests {
     }
 }
 
-/// Counts what pytest ran, from its verbose output with the reasons of skips.
+/// Counts the tests of pytest, from its verbose output with the reasons of skips.
 #[derive(Default)]
 pub(crate) struct Pytest {
     results: Doctests,

@@ -13,9 +13,9 @@ use std::process::Command;
 
 /// The package whose tests start real daemons.
 const CLUSTER: &str = "kvpool-tests";
-/// Cluster tests at once: each runs several processes, and has deadlines to keep.
+/// The number of cluster tests in parallel. Each runs several processes and has deadlines.
 const CLUSTER_THREADS: &str = "--test-threads=2";
-/// Programs of packages that bring a service, which nobody asked for: they are unpacked, not installed.
+/// Programs whose packages also have a service. The packages are unpacked, not installed, so that no service starts.
 const UNPACKED: [Unpacked; 2] = [
     Unpacked {
         program: "etcd",
@@ -44,8 +44,8 @@ struct Unpacked {
 /// Variables for the tests, which name programs.
 type Programs = Vec<(&'static str, PathBuf)>;
 
-/// Checks and tests everything, whatever fails first. Returns whether all was well and something ran;
-/// a check, a build or a step that cannot be done counts as one failure.
+/// Runs all checks and tests, also after a failure. Returns whether all passed and at least one ran. A check, a build
+/// or a step that cannot run counts as one failure.
 pub(crate) fn run(quick: bool, packages: Packages) -> Result<bool> {
     let mut tally = Tally::default();
     let mut programs = Programs::new();
@@ -69,7 +69,7 @@ pub(crate) fn run(quick: bool, packages: Packages) -> Result<bool> {
         for unpacked in &UNPACKED {
             programs.extend(unpacked.provide(packages)?);
         }
-        // The cluster tests start these from where this puts them.
+        // The cluster tests start the programs of this build.
         let built = succeeds(cargo(&["build"]).args(EVERYTHING))?;
         tally.check("the build", built);
     }
@@ -97,7 +97,7 @@ pub(crate) fn run(quick: bool, packages: Packages) -> Result<bool> {
 
 fn with_nextest(quick: bool, programs: &Programs, tally: &mut Tally) -> Result<()> {
     let report = root().join("target/nextest/xtask/junit.xml");
-    // A report of an earlier run would stand for this one if this one wrote none.
+    // If this run wrote no report, the report of an earlier run would be read.
     if let Err(error) = std::fs::remove_file(&report)
         && error.kind() != std::io::ErrorKind::NotFound
     {
@@ -123,7 +123,7 @@ fn with_nextest(quick: bool, programs: &Programs, tally: &mut Tally) -> Result<(
 }
 
 fn with_cargo_test(quick: bool, programs: &Programs, tally: &mut Tally) -> Result<()> {
-    // Passing tests' output is shown: it tells whether a test had to skip.
+    // The output of passing tests is shown, because it tells whether a test skipped.
     let targets = ["--no-fail-fast", "--tests"];
     let shown = ["--", "--show-output"];
     let mut libtest = Libtest::default();
@@ -140,8 +140,8 @@ fn with_cargo_test(quick: bool, programs: &Programs, tally: &mut Tally) -> Resul
     Ok(())
 }
 
-/// Installs `ip`, with which some tests cut a network, where that was asked for and takes no question.
-/// Where it cannot be had, those tests say that they skip.
+/// Installs `ip` if that was requested and is possible without a prompt. Some tests cut a network with it; without it
+/// they skip.
 fn provide_ip(packages: Packages) -> Result<()> {
     let is_there = answers(Command::new("ip").arg("-V"));
     if !is_there && !packages.install(&["iproute2"])? {
@@ -151,8 +151,8 @@ fn provide_ip(packages: Packages) -> Result<()> {
 }
 
 impl Unpacked {
-    /// The variable that names the program, unpacked for the tests. `None` where the machine has the
-    /// program, or has none to be had.
+    /// Unpacks the program for the tests, and returns the variable that names it. `None` if the machine has the
+    /// program, or cannot get it.
     fn provide(&self, packages: Packages) -> Result<Option<(&'static str, PathBuf)>> {
         let is_there = answers(Command::new(self.program).arg("--version"));
         if is_there || std::env::var_os(self.variable).is_some() {
@@ -168,7 +168,7 @@ impl Unpacked {
     }
 }
 
-/// Says what is not here, and what is not tested without it.
+/// Prints the missing program, and the tests that skip without it.
 fn missing(what: &str, package: &str, tests: &str) {
     eprintln!(
         "\n{what} is missing (Debian package {package}): {tests} will skip; \

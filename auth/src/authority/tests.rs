@@ -1,4 +1,4 @@
-//! What is believed of a token, and when.
+//! Tokens that the authority accepts or refuses, and when.
 
 use super::*;
 use crate::issue::{NewToken, SigningKey, publish};
@@ -212,7 +212,8 @@ fn every_mutation_of_a_token_is_refused() {
             let Ok(mutated) = String::from_utf8(bytes) else {
                 continue;
             };
-            // The last character of a part has bits that decode to nothing: those are refused as well.
+            // The last character of a part has bits that decode to nothing. A change of these bits is refused as
+            // well.
             assert!(it.authority.judge(&mutated).is_err(), "byte {at} ^ {mask}");
             refused += 1;
         }

@@ -107,7 +107,7 @@ pub(crate) struct Connect {
     pub(crate) name: String,
     /// The address of the master.
     pub(crate) master: String,
-    /// What it presents, and whom it trusts.
+    /// The token and certificate that it presents, and the authority that it trusts.
     pub(crate) access: Access,
     pub(crate) way: Way,
     /// Whether it caches locations.

@@ -19,7 +19,7 @@ pub(crate) struct Plan<'a> {
     pub(crate) count: usize,
     /// Whether the two ends of each connection share one core, another for each connection.
     pub(crate) pinned: bool,
-    /// What encrypts them; `None` for plain ones.
+    /// TLS of the streams; `None` without TLS.
     pub(crate) tls: Option<&'a Arc<ClientConfig>>,
     /// The bytes of a round.
     pub(crate) bytes: u64,

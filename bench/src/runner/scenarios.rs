@@ -255,7 +255,8 @@ fn set(name: &str, block: u64, bytes: u64) -> Set {
     }
 }
 
-/// The blocks that the writers put. Without a block of each writer, its times say nothing.
+/// The blocks that the writers put. Without a block of each writer, the times of the case have no
+/// meaning.
 fn put_by_each(loaded: &[Loaded]) -> anyhow::Result<u64> {
     if let Some(idle) = loaded.iter().find(|one| one.put == 0) {
         bail!("a writer stored no block: {} were refused", idle.refused);

@@ -2,7 +2,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end }}
 
-{{/* Names of pods become names of store nodes and of hosts, so there is an end to their length. */}}
+{{/* Names of pods become names of store nodes and of hosts, so their length has a limit. */}}
 {{- define "kvpool.fullname" -}}
 {{- $name := include "kvpool.name" . -}}
 {{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
@@ -47,7 +47,8 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 
 {{/*
 The addresses of all masters, separated by commas.
-Each master has a Service of its own. Its address stays when the pod gets another one, so nobody waits for DNS.
+Each master has a Service of its own. The address of the Service stays when the pod gets another one, so clients do not
+wait for DNS.
 */}}
 {{- define "kvpool.masters" -}}
 {{- $root := . -}}
@@ -67,7 +68,7 @@ A release of an earlier chart lacks the value after `helm upgrade --reuse-values
 {{- eq (default "IPv4" .Values.ipFamily) "IPv6" | ternary "[::]" "0.0.0.0" -}}
 {{- end }}
 
-{{/* A Service takes only the first family of the cluster unless it asks for both. One is then enough too. */}}
+{{/* By default a Service gets only the first family of the cluster. This requests both, and accepts one. */}}
 {{- define "kvpool.serviceFamilies" -}}
 {{- if eq (default "IPv4" .Values.ipFamily) "IPv6" -}}
 ipFamilyPolicy: PreferDualStack

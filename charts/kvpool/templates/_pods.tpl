@@ -6,7 +6,7 @@
 {{- end }}
 {{- end }}
 
-{{/* Last, so that an operator's flag comes after the chart's. */}}
+{{/* The operator's flags, after the chart's. A daemon refuses a flag that stands twice. */}}
 {{- define "kvpool.extraArgs" -}}
 {{- with .values.extraArgs -}}
 {{ toYaml . }}
@@ -117,7 +117,7 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end }}
 
-{{/* Labels of a pod leave out the versions: a pod need not restart for a chart that changed elsewhere. */}}
+{{/* Labels of a pod have no versions, so that a pod need not restart for a change elsewhere in the chart. */}}
 {{- define "kvpool.podMeta" -}}
 labels:
   {{- include "kvpool.selector" . | nindent 2 }}

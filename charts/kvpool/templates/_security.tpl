@@ -1,5 +1,5 @@
 {{/*
-TLS, tokens and `--insecure`: the one place for their flags and files.
+The flags and files of TLS, tokens and `--insecure`. No other template sets them.
 Each template takes {root, role}, where the role is master, node or client (kvctl).
 */}}
 {{- define "kvpool.security.args" -}}
@@ -73,7 +73,7 @@ Each template takes {root, role}, where the role is master, node or client (kvct
 
 {{/*
 The token of scrapes. `helm upgrade --reuse-values` takes no defaults of a newer chart, so a release of an earlier chart
-lacks the values of it.
+lacks these values.
 */}}
 {{- define "kvpool.scrapeAuth" -}}
 {{- $auth := default dict .Values.monitoring.podMonitor.auth -}}

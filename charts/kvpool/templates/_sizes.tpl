@@ -21,8 +21,8 @@
 
 {{/*
 The resources of a store node. Its memory is that of the segments, which it allocates at start, and the overhead.
-Segments in hugepages are a resource of their own. Request and limit are the same: a node is never to be evicted for
-memory that it was promised. A node with a disk has 257 MiB of buffers for it.
+Segments in hugepages are a resource of their own. Request and limit are equal, so that Kubernetes never evicts a node
+for memory that it requested. A node with a disk has 257 MiB of buffers for it.
 */}}
 {{- define "kvpool.nodeResources" -}}
 {{- $node := .Values.node -}}

@@ -1,4 +1,4 @@
-//! `kvctl namespace`: namespaces, their quotas and limits, and what they use.
+//! `kvctl namespace`: namespaces, their quotas and limits, and their use.
 
 use crate::connection::control_error;
 use crate::context::Context;
@@ -160,7 +160,8 @@ impl Settings {
     }
 }
 
-/// A client without a name uses `default`. An operator names what is created, changed or deleted.
+/// A client without a namespace uses `default`. An operator must name the namespace that a command
+/// creates, changes or deletes.
 fn parse_name(text: &str) -> Result<String, String> {
     match text {
         "" => Err(format!(
@@ -192,7 +193,7 @@ struct Shown {
     open_puts: u64,
     /// The settings that are set, by name.
     settings: BTreeMap<&'static str, u64>,
-    /// What is wrong with the settings just made.
+    /// The problems of the new settings.
     #[serde(skip_serializing_if = "Option::is_none")]
     warning: Option<String>,
 }
@@ -225,7 +226,7 @@ struct Created {
     warning: Option<String>,
 }
 
-/// What is wrong with a guaranteed share that was just set, where the token shows the pool.
+/// The problem of a guaranteed share that was just set. It needs a token that shows the pool.
 async fn warning_of(client: &Client, settings: &NamespaceSettings) -> Option<String> {
     settings.get(Setting::Guaranteed)?;
     let stats = client.stats().await.ok()?;
@@ -246,7 +247,8 @@ struct Deleted {
 }
 
 impl Change {
-    /// What to set. Fails when nothing changes, or when a setting is set and cleared at once.
+    /// The settings to change. Fails when no setting changes, or when one setting is both set and
+    /// cleared.
     fn read(&self) -> anyhow::Result<NamespaceSettings> {
         let settings = self.settings.read();
         if settings.is_empty() && self.clear.is_empty() {

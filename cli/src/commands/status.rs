@@ -38,7 +38,7 @@ pub(crate) struct Args {
     over: Option<Duration>,
 }
 
-/// What the same token does show.
+/// The hint for a token that does not show the pool.
 const SHOWN: &str = "this token shows its own namespaces alone: try `kvctl --namespace NAME ls` and \
                      `describe`; zeros here say nothing of the pool";
 
@@ -152,7 +152,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     } else if !stats.nodes.iter().any(|node| node.state == "live") {
         wrong.insert(0, no_node(&context.connection, &stats.nodes));
     }
-    // Nodes leave such a leader, so it is the cause of the other problems.
+    // Nodes leave a read-only leader, so this is the cause of the other problems.
     match told.map(|told| masters::read_only(&told)) {
         Ok(None) => {}
         Ok(Some(why)) => wrong.insert(0, why),

@@ -93,7 +93,7 @@ fn facts(snapshot: &Value) -> anyhow::Result<Facts> {
     Ok(serde::Deserialize::deserialize(snapshot)?)
 }
 
-/// Prints one of several snapshots. False if nobody reads any more.
+/// Prints one of several snapshots. False if the reader has closed the output.
 fn print(format: Format, snapshot: &Value) -> anyhow::Result<bool> {
     match format {
         Format::Json => output::write_json_line(snapshot),

@@ -1,4 +1,4 @@
-//! What is open: ports that other hosts reach without TLS, and ports that take callers without a token.
+//! Open ports: ports that other hosts reach without TLS, and ports that accept callers without a token.
 
 use super::findings::{Finding, Weight};
 use super::pool::Pool;

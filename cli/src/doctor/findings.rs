@@ -105,7 +105,7 @@ fn of_masters(pool: &Pool, findings: &mut Vec<Finding>) {
             add(Weight::Note, text);
         }
     }
-    // Nodes leave such a leader, so it is the cause of the other problems.
+    // Nodes leave a read-only leader, so this is the cause of the other problems.
     if let Some(why) = &pool.read_only {
         add(Weight::Unreachable, why.clone());
     }

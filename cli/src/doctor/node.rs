@@ -27,7 +27,7 @@ pub(crate) struct Node {
     pub(crate) heartbeat_age_seconds: f64,
     /// Whether the node runs on this host; `None` if the node does not report its host.
     pub(crate) same_host: Option<bool>,
-    /// Whether its data port takes a caller without a token; `None` if nobody knows.
+    /// Whether its data port accepts a caller without a token; `None` if unknown.
     pub(crate) takes_strangers: Option<bool>,
     /// The transport that a client uses: the fastest one that works and is allowed.
     pub(crate) way: Option<Transport>,
@@ -59,9 +59,9 @@ pub(super) struct Prober {
     pub(super) rdma: Result<Arc<Fabric>, String>,
     /// The transports that the client may use.
     pub(super) choice: Transport,
-    /// What it shows a node that asks for a token.
+    /// The token for nodes that require one.
     pub(super) credentials: Credentials,
-    /// For nodes whose address asks for TLS.
+    /// TLS for nodes whose address requires it.
     pub(super) tls: Option<ClientTls>,
     /// Timeout to open one transport.
     pub(super) timeout: Duration,

@@ -36,9 +36,9 @@ pub(crate) struct Pool {
     /// Whether the caller showed a token.
     #[serde(skip)]
     pub(crate) has_token: bool,
-    /// Whether the leader takes a caller without a token; `None` if nobody knows.
+    /// Whether the leader accepts a caller without a token; `None` if unknown.
     pub(crate) takes_strangers: Option<bool>,
-    /// What is wrong with its media and with guaranteed shares.
+    /// The problems of its media and of guaranteed shares.
     #[serde(skip)]
     pub(crate) problems: Vec<String>,
 }

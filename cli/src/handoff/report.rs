@@ -1,11 +1,11 @@
-//! The rates of hand-offs: those of each round, and the report of all.
+//! The rates of hand-offs in each round, and the report over all rounds.
 
 use super::Load;
 use crate::output;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// What a round measures, in the order of the table.
+/// The cases of a round, in the order of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Case {
@@ -37,7 +37,7 @@ pub(super) struct Rates {
     pub(super) tcp_hot: f64,
     /// One rank of prefill to one of decode, all layers at once.
     pub(super) push: f64,
-    /// The same, from the moment when decode asks for pages that prefill offers.
+    /// The same, timed from the request of decode for pages that prefill offers.
     pub(super) pull: f64,
     /// Two ranks of prefill to one of decode: half of the heads of each token from each rank.
     pub(super) slices: f64,

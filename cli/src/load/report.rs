@@ -21,7 +21,7 @@ pub(super) struct Tally {
     pub(super) get: Calls,
     /// Blocks that were compared byte by byte.
     pub(super) verified: u64,
-    /// Blocks with wrong bytes, a wrong length, or a key that nobody has put.
+    /// Blocks with wrong bytes, a wrong length, or a key that was never put.
     pub(super) wrong: u64,
 }
 

@@ -190,7 +190,7 @@ impl Worker {
                     }
                     tally.wrong += u64::from(!right);
                 }
-                // A block under a key that nobody has put.
+                // A block under a key that was never put.
                 (Ok(GetOutcome::Hit { .. }), None) => tally.wrong += 1,
                 (Ok(GetOutcome::Miss), Some(_)) => tally.get.evicted += 1,
                 (Ok(GetOutcome::Miss), None) => tally.get.absent += 1,
@@ -223,7 +223,7 @@ impl Worker {
         (self.random.below(PARTS) as f64) < share * PARTS as f64
     }
 
-    /// Removes the live blocks with numbers below `end`, and those that leases kept before. Blocks that the pool has
+    /// Removes the live blocks with numbers below `end`, and blocks that leases kept before. Blocks that the pool has
     /// evicted are no error.
     fn remove(&mut self, end: u64) -> Result<(), RemoveError> {
         while self.live.start < end || !self.kept.is_empty() {

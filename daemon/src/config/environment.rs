@@ -1,13 +1,16 @@
-//! The environment as layers of configuration, one a variable, so that an error names its variable.
+//! Environment variables as layers of configuration. Each variable is a layer, so that an error
+//! names the variable.
 
 use super::{ConfigError, Layer};
 use figment::util::nest;
 use figment::value::{Dict, Value};
 use kvpool_etcd::discover::split_list;
 
-/// The layers of those of `vars` that begin with `prefix`, in order of their names.
+/// The layers of the variables in `vars` whose names begin with `prefix`, in the order of their
+/// names.
 ///
-/// `defaults` is what the configuration holds without them: it tells which fields hold text, and which lists.
+/// `defaults` is the configuration without these variables. Its values show which fields are texts and which are
+/// lists.
 pub(super) fn layers(
     prefix: &str,
     vars: impl IntoIterator<Item = (String, Result<String, ()>)>,
@@ -41,8 +44,8 @@ pub(super) fn layers(
     Ok(layers)
 }
 
-/// Whether Kubernetes made the variable: it describes every service of the namespace to every pod,
-/// under names that begin like ours when the service is called after the daemon.
+/// Whether Kubernetes set the variable. Kubernetes describes every service of the namespace to
+/// every pod. These names begin with the prefix when the service has the name of the daemon.
 fn is_service_link(name: &str, value: &str) -> bool {
     let of_port = name
         .match_indices("_PORT_")

@@ -1,4 +1,4 @@
-//! The addresses of masters, as people write them. Every program reads them here, so that all accept the same.
+//! Parses the addresses of masters. Every program uses this module, so that all programs accept the same addresses.
 
 use super::{Location, SCHEME, behind_scheme, split_list};
 
@@ -16,11 +16,11 @@ const FORMS: &str = "write HOST:PORT, http://HOST:PORT, https://HOST:PORT or etc
 pub struct BadMaster {
     /// The address that was given.
     pub address: String,
-    /// What is wrong with it, and which forms there are.
+    /// The reason, and the valid forms.
     pub reason: String,
 }
 
-/// The masters in `KVPOOL_MASTER`, or the default address. Nobody has checked them yet: see [`parse_master`].
+/// The masters in `KVPOOL_MASTER`, or the default address. They are not checked: see [`parse_master`].
 pub fn default_masters() -> Vec<String> {
     named_by(std::env::var_os(MASTER_VARIABLE).map(|list| list.to_string_lossy().into_owned()))
 }
@@ -64,7 +64,7 @@ pub fn parse_master(text: &str) -> Result<String, BadMaster> {
     let has_port = !authority.ends_with(']') && authority.contains(':');
     let (host, port) = match authority.rsplit_once(':') {
         Some((host, port)) if has_port => (host, port),
-        // An ingress. Without TLS a port that is missing was rather forgotten: no master listens on 80.
+        // An ingress has port 443. Without TLS a missing port is a mistake, because no master listens on port 80.
         _ if scheme == "https" => (authority, "443"),
         _ => return Err(bad("the port is missing")),
     };

@@ -87,7 +87,7 @@ pub struct RangeRequest {
     pub limit: i64,
     #[prost(int64, tag = "4")]
     pub revision: i64,
-    /// Ascending order by key is what etcd answers without being asked.
+    /// The default of etcd is ascending order by key.
     #[prost(enumeration = "range_request::SortOrder", tag = "5")]
     pub sort_order: i32,
     #[prost(bool, tag = "8")]
@@ -356,7 +356,7 @@ pub struct TxnResponse {
 pub struct CompactionRequest {
     #[prost(int64, tag = "1")]
     pub revision: i64,
-    /// Answer only when the old revisions are gone from the disk's file.
+    /// Answer only when the old revisions have been removed from the file.
     #[prost(bool, tag = "2")]
     pub physical: bool,
 }
@@ -394,7 +394,7 @@ pub struct WatchCreateRequest {
     pub start_revision: i64,
     #[prost(enumeration = "watch_create_request::FilterType", repeated, tag = "5")]
     pub filters: ::prost::alloc::vec::Vec<i32>,
-    /// Answers may be cut into pieces that a message holds.
+    /// Large answers may be split over several messages.
     #[prost(bool, tag = "8")]
     pub fragment: bool,
 }
@@ -1537,7 +1537,7 @@ pub mod auth_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// Authenticate is what a client needs; the others set up a server for tests.
+    /// A client needs Authenticate only; the other calls set up a server for tests.
     #[derive(Debug, Clone)]
     pub struct AuthClient<T> {
         inner: tonic::client::Grpc<T>,

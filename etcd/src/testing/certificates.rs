@@ -1,4 +1,4 @@
-//! An authority and what it signs, for one test.
+//! An authority and its certificates, for one test.
 
 use super::StartError;
 use crate::client::Tls;
@@ -57,7 +57,7 @@ impl Certificates {
         })
     }
 
-    /// What a client needs.
+    /// The files for a client.
     pub(super) fn client(&self) -> Tls {
         Tls {
             ca: self.ca.clone(),

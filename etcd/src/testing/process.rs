@@ -16,8 +16,7 @@ use std::time::{Duration, Instant};
 
 /// How long etcd may take to answer after its start.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Ports below those that the system gives to outgoing connections, so that one that was free stays so
-/// while its server is down.
+/// Ports below the range for outgoing connections, so that a port stays free while its server is down.
 const PORTS: std::ops::Range<u16> = 18_000..32_000;
 /// How often a start is tried again on other ports.
 const TRIES: u32 = 5;
@@ -40,7 +39,7 @@ pub enum StartError {
     /// It did not answer.
     #[error("etcd did not answer within {PATIENCE:?} ({error}):\n{log}")]
     Silent {
-        /// What the last try to ask it said.
+        /// The error of the last attempt.
         error: Error,
         /// The end of its log.
         log: String,
@@ -99,7 +98,7 @@ impl Etcd {
         Self::start_with(directory, &Setup::default()).await
     }
 
-    /// [`Etcd::start`] with more to say about it.
+    /// Like [`Etcd::start`], with a setup.
     pub async fn start_with(directory: &Path, setup: &Setup) -> Result<Self, StartError> {
         let mut members = start_members(directory, 1, setup).await?;
         // Invariant: one member was asked for.
@@ -111,7 +110,7 @@ impl Etcd {
         vec![self.endpoint.clone()]
     }
 
-    /// What a client of it is made from.
+    /// The options for a client of this etcd.
     pub fn options(&self) -> Options {
         Options {
             user: self
@@ -138,7 +137,7 @@ impl Etcd {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Kills the process at once (SIGKILL) and waits until it is gone.
+    /// Kills the process (SIGKILL) and waits until it has ended.
     pub fn kill(&mut self) -> Result<(), StartError> {
         self.child.kill()?;
         self.child.wait()?;
@@ -151,18 +150,19 @@ impl Etcd {
         self.settle(self.options()).await
     }
 
-    /// Starts it again without waiting: alone it may not answer while other members are down.
+    /// Starts the process again without waiting, because it may not answer while other members are
+    /// down.
     pub fn spawn_again(&mut self) -> Result<(), StartError> {
         self.child = spawn(&self.binary, &self.arguments, &self.log)?;
         Ok(())
     }
 
-    /// Stops the process where it stands (SIGSTOP); it does not notice.
+    /// Pauses the process (SIGSTOP).
     pub fn pause(&self) -> Result<(), StartError> {
         self.signal(Signal::STOP)
     }
 
-    /// Lets a paused process go on.
+    /// Continues a paused process.
     pub fn resume(&self) -> Result<(), StartError> {
         self.signal(Signal::CONT)
     }
@@ -173,7 +173,7 @@ impl Etcd {
         kill_process(pid, signal).map_err(|e| StartError::Io(e.into()))
     }
 
-    /// Waits until it has a leader and answers.
+    /// Waits until this etcd has a leader and answers.
     async fn settle(&mut self, options: Options) -> Result<(), StartError> {
         let limit = Instant::now() + PATIENCE;
         let client = Client::new(&options).map_err(StartError::User)?;
@@ -201,7 +201,7 @@ impl Drop for Etcd {
     }
 }
 
-/// Several etcd processes that are one etcd.
+/// Several etcd processes that form one cluster.
 #[derive(Debug)]
 pub struct EtcdCluster {
     members: Vec<Etcd>,
@@ -213,7 +213,7 @@ impl EtcdCluster {
         Self::start_with(directory, members, &Setup::default()).await
     }
 
-    /// [`EtcdCluster::start`] with more to say about each member.
+    /// Like [`EtcdCluster::start`], with a setup for each member.
     pub async fn start_with(
         directory: &Path,
         members: usize,
@@ -228,7 +228,7 @@ impl EtcdCluster {
         self.members.iter().flat_map(Etcd::endpoints).collect()
     }
 
-    /// What a client of the cluster is made from.
+    /// The options for a client of the cluster.
     pub fn options(&self) -> Options {
         let first = self.members.first().map(Etcd::options);
         Options {
@@ -256,12 +256,12 @@ impl EtcdCluster {
     ///
     /// # Panics
     ///
-    /// If there is no such member.
+    /// No member has this index.
     pub fn member(&mut self, index: usize) -> &mut Etcd {
         &mut self.members[index]
     }
 
-    /// Which member leads, asked of those that answer.
+    /// The index of the leader, according to the members that answer.
     pub async fn leader(&self) -> Result<usize, Error> {
         let client = self.client()?;
         let mut failed = Error::unavailable("no member says that one leads");
@@ -326,7 +326,8 @@ async fn try_start(directory: &Path, count: usize, setup: &Setup) -> Result<Vec<
         flag("--logger", "zap".into());
         flag("--log-outputs", "stderr".into());
         if count == 1 {
-            // Nobody is to be waited for: a restart answers sooner, and leases may be of one second.
+            // A single member needs no long election timeout. So a restart answers sooner, and leases may last one
+            // second.
             flag("--heartbeat-interval", "50".into());
             flag("--election-timeout", "500".into());
         }
@@ -378,7 +379,7 @@ fn spawn(binary: &Path, arguments: &[OsString], log: &Path) -> Result<Child, Sta
     };
     let child = command
         .args(arguments)
-        // etcd takes each of its flags from the environment as well.
+        // etcd reads its flags from the environment as well.
         .env_clear()
         .envs(std::env::vars_os().filter(|(name, _)| !name.to_string_lossy().starts_with("ETCD_")))
         .stdin(Stdio::null())
@@ -388,7 +389,7 @@ fn spawn(binary: &Path, arguments: &[OsString], log: &Path) -> Result<Child, Sta
     Ok(child)
 }
 
-/// Makes the user `root` and has etcd ask for it.
+/// Creates the user `root` and enables authentication.
 async fn ask_for_password(etcd: &Etcd, password: &str) -> Result<(), Error> {
     let client = Client::new(&Options {
         user: None,
@@ -417,7 +418,7 @@ async fn ask_for_password(etcd: &Etcd, password: &str) -> Result<(), Error> {
         .map(|_| ())
 }
 
-/// Ports of the loopback that nobody listens on, different ones for each caller in this process.
+/// Free ports on loopback. Each caller in this process gets different ports.
 fn free_ports(count: usize) -> Result<Vec<u16>, StartError> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let spread = u16::try_from(std::process::id() % 139).unwrap_or(0) * 100;

@@ -4,7 +4,7 @@ use crate::{Caller, Port, accept};
 use std::time::Duration;
 use tokio::net::TcpListener;
 
-/// As with a name whose first host is gone.
+/// Like a name whose first host does not answer.
 #[tokio::test]
 async fn an_address_that_does_not_answer_keeps_no_caller_from_the_next_one() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Connections that say why they end. gRPC's own errors only say that they did.
+//! Connections that record why they ended. gRPC's own errors do not name the reason.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// How long the reason of a refusal explains a failed call.
+/// How long a recorded refusal counts as the reason of failed calls.
 const EXPLAINS: Duration = Duration::from_secs(10);
 /// After this time the same reason is logged again.
 const AGAIN: Duration = Duration::from_secs(60);
@@ -53,7 +53,8 @@ impl<S> Watched<S> {
         }
     }
 
-    /// Notes a refusal. A client tries again and again, and a log has each reason once a minute.
+    /// Records a refusal. A client retries often, so the log gets each reason at most once a
+    /// minute.
     fn tell(&self, error: &io::Error) {
         let (authority, why, at) = (&self.authority, error.to_string(), Instant::now());
         let mut refusals = REFUSALS.lock();
@@ -67,7 +68,7 @@ impl<S> Watched<S> {
     }
 }
 
-/// An alert, by which the peer says why it ends the connection.
+/// Whether the error is an alert, with which the peer names the reason of its close.
 fn is_alert(error: &io::Error) -> bool {
     let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
     matches!(cause, Some(rustls::Error::AlertReceived(_)))
@@ -89,7 +90,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
         }
         let first = buffer.filled().get(before).copied();
         let is_first = !std::mem::replace(&mut this.has_begun, true);
-        // Before the refusal is forgotten: the log has it once a minute.
+        // This comes before the refusal is cleared, because a cleared refusal would be logged
+        // again.
         if is_first && !this.has_tls && first == Some(ALERT) {
             let why = "the port speaks TLS: call it with https://";
             let error = io::Error::new(io::ErrorKind::InvalidData, why);
@@ -142,7 +144,7 @@ mod tests {
         assert!(refused.to_string().contains("speaks TLS"), "{refused}");
         assert_eq!(refusal("master:7070"), Some(refused.to_string()));
         assert_eq!(refusal("other:7070"), None);
-        // Only the first byte says what the port speaks.
+        // Only the first byte identifies the protocol of the port.
         assert_eq!(second_of("master:7070", &[0, 21]).await.unwrap(), 21);
     }
 

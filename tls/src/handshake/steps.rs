@@ -1,4 +1,4 @@
-//! A handshake without a socket: what rustls makes of the bytes that have arrived.
+//! A handshake without a socket: received bytes go in, bytes to send come out.
 
 use crate::session::{Agreed, Rekeys};
 use rustls::client::UnbufferedClientConnection;
@@ -11,19 +11,19 @@ const HEAD: usize = 5;
 
 /// One end of a handshake.
 pub(crate) trait Side: Sized {
-    /// What rustls knows of this end.
+    /// rustls' state of this end.
     type Data;
 
-    /// Goes on with the records in `received`.
+    /// Processes the records in `received`.
     fn process<'c, 'i>(
         &'c mut self,
         received: &'i mut [u8],
     ) -> UnbufferedStatus<'c, 'i, Self::Data>;
 
-    /// Whether a message waits that [`Side::process`] will give at once.
+    /// Whether [`Side::process`] has a message to send, without more input.
     fn has_message(&self) -> bool;
 
-    /// The secrets of a complete handshake, and what says the next ones.
+    /// The secrets of a complete handshake, and the source of later keys.
     fn secrets(self) -> Result<(ExtractedSecrets, Box<dyn Rekeys>, SupportedCipherSuite), Error>;
 }
 
@@ -63,27 +63,28 @@ side!(
     rustls::server::ServerConnectionData
 );
 
-/// What a handshake needs next.
+/// The next action of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// [`Steps::to_send`] goes to the peer.
+    /// The caller sends [`Steps::to_send`] to the peer.
     Send,
-    /// More of the peer's bytes go to [`Steps::arrived`].
+    /// The caller receives, and adds the bytes to [`Steps::arrived`].
     Receive,
-    /// It is complete.
+    /// The handshake is complete.
     Finish,
 }
 
 /// See the module's documentation.
 pub(crate) struct Steps<S> {
     side: S,
-    /// What has arrived and rustls has not seen. What lies behind the handshake is not for rustls.
+    /// Received bytes that rustls has not seen. Bytes after the handshake stay here: they are not
+    /// for rustls.
     pub(crate) arrived: Vec<u8>,
-    /// The bytes that rustls lacks of the record that it has begun to see.
+    /// The number of bytes that complete the record at the end of `shown`.
     lacking: usize,
-    /// What rustls has seen and has not used up.
+    /// Bytes that rustls has seen and not consumed.
     shown: Vec<u8>,
-    /// What the peer has yet to get.
+    /// Bytes for the peer that the caller has not sent.
     pub(crate) to_send: Vec<u8>,
 }
 
@@ -98,7 +99,7 @@ impl<S: Side> Steps<S> {
         }
     }
 
-    /// Goes on with what has arrived. After an error [`Steps::to_send`] has what tells the peer of it.
+    /// Processes the received bytes. After an error, [`Steps::to_send`] has the alert for the peer.
     pub(crate) fn advance(&mut self) -> Result<Next, Error> {
         loop {
             let UnbufferedStatus { discard, state } = self.side.process(&mut self.shown);
@@ -128,7 +129,8 @@ impl<S: Side> Steps<S> {
         }
     }
 
-    /// Shows rustls what has arrived, up to the end of a record. False when nothing has.
+    /// Shows rustls the received bytes, up to the end of a record. Returns false when it showed
+    /// none.
     fn show(&mut self) -> bool {
         if self.lacking == 0 {
             let Some(&[_, _, _, high, low]) = self.arrived.first_chunk::<HEAD>() else {
@@ -142,7 +144,8 @@ impl<S: Side> Steps<S> {
         count > 0
     }
 
-    /// rustls panics when it is asked to go on after an error: it is asked for its alert alone.
+    /// rustls panics when a handshake continues after an error. So after an error only its alert is
+    /// requested.
     fn queue_alert(&mut self) {
         while self.side.has_message() {
             let state = self.side.process(&mut self.shown).state;
@@ -155,7 +158,7 @@ impl<S: Side> Steps<S> {
         }
     }
 
-    /// What a complete handshake has agreed on.
+    /// The result of a complete handshake.
     pub(crate) fn finish(self) -> Result<Agreed, Error> {
         if !self.shown.is_empty() {
             return Err(Error::HandshakeNotComplete);

@@ -53,7 +53,7 @@ impl World {
     }
 }
 
-/// Goes on at one end, and brings the other one what it says. True when the end is complete.
+/// Advances one end, and passes its output to the other end. Returns true when the end is complete.
 fn step<A: Side, B: Side>(this: &mut Steps<A>, other: &mut Steps<B>) -> bool {
     let next = this.advance().unwrap();
     other.arrived.append(&mut this.to_send);
@@ -100,7 +100,7 @@ fn what_arrives_behind_a_handshake_is_kept() {
     assert!(room[..3000].iter().all(|&byte| byte == 7));
 }
 
-/// A number from the one before it.
+/// The next pseudo-random number.
 fn after(number: u64) -> u64 {
     let number = number ^ (number << 13);
     let number = number ^ (number >> 7);
@@ -148,7 +148,7 @@ fn mutated_handshakes_end_in_an_error_or_an_agreement() {
         agreed += usize::from(client.finish().is_ok() && server.finish().is_ok());
     }
     assert!(refused > 500 && agreed > 500, "{refused} {agreed}");
-    // Who is told does not answer.
+    // The end that gets the alert does not answer.
     assert!(told * 2 > refused, "{told} of {refused} said why");
 }
 

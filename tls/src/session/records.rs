@@ -1,11 +1,10 @@
 //! The records of TLS 1.3, sealed and opened in place.
 //!
-//! rustls makes the handshake, and gives the keys and later each key that follows ([`Rekeys`]). ring seals
-//! and opens. This module knows the layout of a record (RFC 8446, section 5) and three messages that follow
-//! a handshake: a new key, a ticket and an alert.
+//! rustls makes the handshake and supplies the first and all later keys ([`Rekeys`]). ring seals and opens. This
+//! module knows the layout of a record (RFC 8446, section 5). It also knows three messages that follow a handshake: a
+//! new key, a ticket and an alert.
 //!
-//! After a wrong record nothing more is received. The peer is told by the end of the connection, not by an
-//! alert.
+//! After a wrong record the session receives nothing more. The peer gets no alert: its connection ends.
 //!
 //! ADR 0046 says why records are kept here.
 
@@ -25,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The bytes that are received at a time: four records.
 const RECEIVED: usize = 64 << 10;
-/// The same from a peer that has yet to say who it is. Anybody can be one, so it costs little memory.
+/// The same for a caller. Any host can be a caller, so it costs little memory.
 const RECEIVED_OF_CALLER: usize = 4 << 10;
 /// The most plaintext of a record.
 const PLAIN: usize = 16 << 10;
@@ -35,7 +34,7 @@ const HEAD: usize = 5;
 const TAG: usize = 16;
 /// The most bytes that follow the head: a sender may pad.
 const SEALED: usize = PLAIN + 256;
-/// What the head of each record names as its version.
+/// The version in the head of each record.
 const VERSION: [u8; 2] = [3, 3];
 /// The most records without data that come in a row.
 const IDLE_RECORDS: u32 = 32;
@@ -53,21 +52,21 @@ mod message {
     pub(super) const NEW_KEY: u8 = 24;
 }
 
-/// What a handshake has agreed on.
+/// The result of a handshake.
 pub(crate) struct Agreed {
     pub(crate) secrets: ExtractedSecrets,
     pub(crate) rekeys: Box<dyn Rekeys>,
     /// The most records of one key.
     pub(crate) records_of_key: u64,
-    /// The records that came with its end, and the start of one.
+    /// Records that arrived with the end of the handshake; the last may be incomplete.
     pub(crate) sealed: Vec<u8>,
 }
 
-/// Says the keys that follow those in use.
+/// Supplies the next key of each direction.
 pub(crate) trait Rekeys: Send + Sync {
-    /// For what is sent.
+    /// The next key for sending.
     fn sending(&mut self) -> Result<(u64, ConnectionTrafficSecrets), Error>;
-    /// For what is received.
+    /// The next key for receiving.
     fn receiving(&mut self) -> Result<(u64, ConnectionTrafficSecrets), Error>;
 }
 
@@ -107,7 +106,7 @@ struct Sealing {
 struct Incoming {
     key: Key,
     bytes: Vec<u8>,
-    /// Decrypted bytes that nobody took.
+    /// Decrypted bytes that no caller has taken.
     plain: Range<usize>,
     /// The part that is not decrypted yet. It lies behind `plain`.
     sealed: Range<usize>,
@@ -166,7 +165,7 @@ impl Key {
         Ok(())
     }
 
-    /// Opens what follows the head of a record. Returns its kind and its length without padding.
+    /// Opens the part of a record after its head. Returns its kind and its length without padding.
     fn open(&mut self, sealed: &mut [u8]) -> Result<(u8, usize), Error> {
         let aad = Aad::from(make_tls13_aad(sealed.len()));
         let nonce = self.nonce()?;
@@ -216,7 +215,7 @@ impl Records {
 
     pub(super) fn has_received(&self) -> bool {
         let incoming = self.incoming.lock();
-        // An error is at hand too: to receive says what is wrong.
+        // An error counts as well: the next receive returns it.
         !incoming.plain.is_empty()
             || incoming.failed.is_some()
             || !matches!(incoming.record(), Ok(None))
@@ -322,7 +321,8 @@ impl Records {
 
     /// Tells the peer of a new key, and uses it from the next record on.
     fn change_key(&self, sealing: &mut Sealing, unsent: &mut Unsent) -> Result<(), Error> {
-        // The length is three bytes, and the last one says that the peer may keep its own key.
+        // The message has kind, length in three bytes, and one flag: 0 lets the peer keep its own
+        // key.
         const SAID: [u8; 5] = [message::NEW_KEY, 0, 0, 1, 0];
         let next = Key::new(self.rekeys.lock().sending()?)?;
         let whole = HEAD + SAID.len() + 1 + TAG;
@@ -359,7 +359,7 @@ impl Incoming {
         Ok(is_whole.then_some(start..start + length))
     }
 
-    /// Room for what arrives next. No plaintext is left.
+    /// Room for the next bytes from the socket. Called only when no plaintext is left.
     fn room(&mut self) -> &mut [u8] {
         let kept = self.sealed.len();
         self.bytes.copy_within(self.sealed.clone(), 0);
@@ -372,7 +372,7 @@ impl Incoming {
     }
 }
 
-/// Whether an alert is the end of what the peer sends. Other alerts are errors.
+/// Whether an alert announces the end of the peer's data. Other alerts are errors.
 fn is_end(alert: &[u8]) -> Result<bool, Error> {
     let &[_level, description] = alert else {
         return Err(InvalidMessage::MessageTooShort.into());
@@ -384,9 +384,9 @@ fn is_end(alert: &[u8]) -> Result<bool, Error> {
     }
 }
 
-/// Reads the messages of a record that are of the handshake's kind. Returns whether the sender has a new
-/// key, and then whether it wants one of this side. Such a message is the last of its record. Tickets are
-/// passed over: nobody resumes a session.
+/// Reads the messages of a record that are of the handshake's kind. Returns whether the sender has a new key, and
+/// then whether it wants one of this side. A message about a new key is the last of its record. Tickets are ignored,
+/// because clients do not resume sessions.
 fn new_key(mut messages: &[u8]) -> Result<Option<bool>, Error> {
     while let Some((&[kind, high, middle, low], rest)) = messages.split_first_chunk() {
         let length = u32::from_be_bytes([0, high, middle, low]) as usize;

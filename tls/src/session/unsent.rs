@@ -1,4 +1,4 @@
-//! Ciphertext that no socket has taken.
+//! Ciphertext that the socket has not accepted yet.
 
 use std::io;
 
@@ -15,7 +15,8 @@ impl Unsent {
         self.sent == self.end
     }
 
-    /// Room for `count` bytes after those that wait. [`Unsent::grow`] tells how many were written.
+    /// Room for `count` bytes after the unsent bytes. [`Unsent::grow`] then adds the number that
+    /// was written.
     pub(super) fn room(&mut self, count: usize) -> &mut [u8] {
         let end = self.end + count;
         if self.bytes.len() < end {
@@ -28,7 +29,7 @@ impl Unsent {
         self.end += count;
     }
 
-    /// Sends what waits. On an error the rest stays.
+    /// Sends the unsent bytes. On an error the rest stays.
     pub(super) fn drain(
         &mut self,
         send: &mut impl FnMut(&[u8]) -> io::Result<usize>,

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
     use std::ffi::CStr;
 
-    /// Comes with the C library, and nobody needs it.
+    /// The C library includes this library, and no program needs it.
     const LIBRARY: &CStr = c"libBrokenLocale.so.1";
 
     fn open(flags: c_int) -> bool {

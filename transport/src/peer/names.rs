@@ -125,7 +125,7 @@ mod tests {
             Ok(vec![address])
         });
         let closed = gate.lock();
-        // Nobody has time to wait.
+        // The deadline of each lookup has passed already.
         let now = Instant::now();
         let code = |name: &str| names.resolve(name, now).unwrap_err().code;
         for _ in 0..5 {

@@ -1,4 +1,4 @@
-//! The record of the writes into a room, so that closing the room need not read all its bytes again.
+//! Records the writes into a room, so that the close of the room need not read all its bytes again.
 
 use kvpool_types::checksum::combine;
 use kvpool_types::{Checksum, Length, Offset};

@@ -28,7 +28,7 @@ const FENCE_GRACE: Duration = Duration::from_secs(2);
 /// The interval of aborts. A receive may have been admitted before the room was closed, and be listed only
 /// after the first abort.
 const ABORT_AGAIN: Duration = Duration::from_millis(10);
-/// The segment of a room's first view. The lower ones belong to the session.
+/// The segment of a room's first view. Lower segments belong to the session.
 const FIRST_VIEW: u32 = 16;
 
 /// The right to write into one room of one session.

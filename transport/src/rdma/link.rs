@@ -272,7 +272,7 @@ fn probe(
         let tell = tell.clone();
         open.insert(number);
         ends.reads.submit(vec![transfer], move |outcomes| {
-            // After the timeout nobody receives.
+            // After the timeout no caller receives the result.
             let _too_late = tell.send((number, outcomes.iter().all(Result::is_ok)));
         });
     }

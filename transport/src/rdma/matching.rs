@@ -49,7 +49,8 @@ impl Port {
         }
     }
 
-    /// How near two ports are; more is nearer. `None` when no packet of one can reach the other.
+    /// How near two ports are; more is nearer. `None` when no packet of one port can reach the
+    /// other port.
     fn nearness(&self, other: &Self) -> Option<u32> {
         let common =
             (u128::from_be_bytes(self.gid) ^ u128::from_be_bytes(other.gid)).leading_zeros();

@@ -1,4 +1,4 @@
-//! Shares one fabric between users with equal options in this process, so that a device's memory is
+//! Shares one fabric between the users with equal options in this process, so that memory is
 //! registered once.
 
 use super::device::Fabric;

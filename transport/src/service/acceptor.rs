@@ -6,7 +6,7 @@
 //!              └─ too slow, too large, or the oldest of too many: closed
 //! ```
 //!
-//! Anybody who reaches the port can be a caller. So a caller costs a descriptor and a few KiB,
+//! Any host that reaches the port can be a caller. So a caller costs a descriptor and a few KiB,
 //! without a thread, with a bounded frame and a bounded time. The number of callers has its own
 //! bound, apart from that of connections.
 //!

@@ -4,8 +4,7 @@
 //! connections have ended. Otherwise a request still in a socket could take a new pin or write
 //! after the clean-up.
 //!
-//! A client whose last connection has ended is forgotten once it holds nothing. A long-lived process may open
-//! many clients.
+//! A client without connections is forgotten once it holds no extent. A long-lived process may open many clients.
 
 use super::fds::is_gone;
 use crate::host::{Abort, Peer, ProcessIdentity};
@@ -241,8 +240,8 @@ impl PeersShared {
         if idle.is_empty() {
             return;
         }
-        // The lock is held, so that no client connects meanwhile. It could take extents that nobody would
-        // free after its death.
+        // The lock is held, so that no client connects meanwhile. Such a client could take extents that would never
+        // be freed after its death.
         let mut still_hold = (self.still_hold)(&idle).into_iter();
         for process in state.processes.iter_mut().filter(|process| !process.gone) {
             process.clients.retain(|client| {

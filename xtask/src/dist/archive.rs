@@ -1,6 +1,6 @@
 //! The archive of programs, units, configuration, manual and completions.
 //!
-//! Its folders are those below `/usr/local`, so unpacking it there installs all of it.
+//! Its folders are the folders below `/usr/local`, so unpacking it there installs all files.
 
 use super::release::Release;
 use crate::cargo::{cargo, root, succeeds, target_dir};

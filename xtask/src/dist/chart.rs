@@ -40,7 +40,7 @@ fn package(helm: &Path, version: &str, folder: &Path) -> Result<PathBuf> {
 mod tests {
     use super::*;
 
-    /// What helm and tar print, as text.
+    /// The output of helm and tar, as text.
     fn output(program: &Path, args: &[&str], archive: &Path) -> String {
         let output = Command::new(program).args(args).arg(archive).output();
         let output = output.expect("the program runs");

@@ -1,7 +1,7 @@
-//! The crates whose code is in a release: what cargo compiles into the programs and the wheel.
+//! The crates whose code is in a release: cargo compiles them into the programs and the wheel.
 //!
-//! `cargo tree` knows the features of these packages alone. `cargo metadata` knows licences and places, but
-//! of all that the workspace could use, its tests too.
+//! `cargo tree` resolves the features of these packages alone. `cargo metadata` knows licences and directories, but
+//! lists all crates of the workspace, with the crates of its tests.
 
 use crate::cargo::{cargo, list, root, text};
 use anyhow::{Context, Result, bail};
@@ -29,7 +29,7 @@ pub(super) struct Crate {
     pub(super) authors: Vec<String>,
     pub(super) repository: String,
     pub(super) description: String,
-    /// Where its source lies.
+    /// The directory of its source.
     pub(super) directory: PathBuf,
     /// The file that it names as its licence.
     pub(super) licence_file: Option<PathBuf>,

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The libraries that every glibc system has. Any other would be one more thing to install.
+/// The libraries that every glibc system has. Users would have to install any other library.
 const LIBRARIES: [&str; 8] = [
     "libc.so.6",
     "libm.so.6",
@@ -17,7 +17,7 @@ const LIBRARIES: [&str; 8] = [
     "ld-linux-aarch64.so.1",
 ];
 
-/// What a program asks of the system that runs it.
+/// The libraries and symbol versions that a program needs.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Needs {
     libraries: Vec<String>,
@@ -25,7 +25,7 @@ struct Needs {
     versions: Vec<(u32, u32)>,
 }
 
-/// Prints what each program needs, and returns whether glibc 2.17 gives it.
+/// Prints the needs of each program, and returns whether glibc 2.17 meets them.
 pub(super) fn check(programs: &[PathBuf]) -> Result<bool> {
     let mut good = true;
     println!();
@@ -63,7 +63,7 @@ fn dynamic_section(program: &Path) -> Result<String> {
 impl Needs {
     fn parse(dump: &str) -> Result<Self> {
         let mut needs = Self::default();
-        // The versions that a library defines of its own have the same form, in another section.
+        // Versions that a library itself defines have the same form, in another section.
         let mut references = false;
         for line in dump.lines() {
             if !line.starts_with(' ') {
@@ -98,7 +98,7 @@ impl Needs {
     }
 }
 
-/// `2.17`, or `2.2.5`, of which the last part never decides here.
+/// Parses `2.17`, or `2.2.5` without its last part, which no comparison here needs.
 fn parse_version(version: &str) -> Result<(u32, u32)> {
     let mut parts = version.split('.').map(str::parse);
     match (parts.next(), parts.next()) {

@@ -54,7 +54,8 @@ fn build(
             MADE
         }
     };
-    // Nothing but the programs is sent to buildah: the repository has gigabytes of build output.
+    // The context for buildah has the programs only, because the repository has gigabytes of build
+    // output.
     let context = target_dir()?.join("releases/image");
     let bin = context.join("bin");
     std::fs::create_dir_all(&bin).context("cannot make the context of the image")?;
@@ -84,7 +85,7 @@ fn build(
         .arg(&context);
     must_succeed(&mut bud).context("cannot build the image")?;
     let archive = context.join(format!("{}-image.tar", release.name));
-    // buildah adds to an archive that is there.
+    // buildah would add to an existing archive.
     if archive.exists() {
         std::fs::remove_file(&archive)?;
     }

@@ -1,6 +1,6 @@
 //! The licences of the crates in a release, with their texts.
 //!
-//! A binary release must carry the notices of what it contains. Each text stands once, after the list of
+//! A binary release must carry the notices of the crates that it contains. Each text stands once, after the list of
 //! the files that have it.
 
 use super::crates::Crate;
@@ -73,8 +73,8 @@ fn texts_of(one: &Crate, all: &[&Crate]) -> Result<Vec<(String, String)>> {
     texts.collect()
 }
 
-/// The text for a crate that forgot its own: of a crate of the same repository, or of Apache-2.0, which is
-/// the same for everyone.
+/// The text for a crate without a licence file: that of another crate of the same repository, or Apache-2.0, whose
+/// text is always the same.
 fn borrowed(one: &Crate, all: &[&Crate]) -> Result<Vec<PathBuf>> {
     let same = |other: &&&Crate| {
         !one.repository.is_empty()
@@ -114,7 +114,7 @@ fn files_in(directory: &Path) -> Result<Vec<PathBuf>> {
             .unwrap_or_default()
             .to_string_lossy()
             .to_uppercase();
-        // Some crates have a module of that name.
+        // Some crates have a Rust module with such a name.
         let is_text = NAMES.iter().any(|start| name.starts_with(start)) && !name.ends_with(".RS");
         if is_text && path.is_file() {
             files.push(path);

@@ -1,8 +1,8 @@
 //! The three programs, linked by zig for every Linux with glibc 2.17 or later.
 //!
-//! A link against this machine's glibc would ask for symbols that older systems lack. The linker zig
-//! carries the symbol tables of every glibc. Both cargo-zigbuild and zig come as Python packages, in the
-//! environment that also builds the wheels.
+//! A link against this machine's glibc would require symbols that older systems lack. The linker of zig has the
+//! symbol tables of every glibc. Both cargo-zigbuild and zig come as Python packages, in the environment that also
+//! builds the wheels.
 
 use crate::cargo::{DAEMONS, OTLP, cargo, root, rustc_libraries, succeeds, target_dir};
 use crate::packages::Packages;
@@ -14,12 +14,12 @@ use std::process::Command;
 
 /// The glibc of manylinux2014.
 pub(super) const GLIBC: (u32, u32) = (2, 17);
-/// What can be built for, and its name in file names.
+/// The supported targets, each with its name in file names.
 const TARGETS: [(&str, &str); 2] = [
     ("x86_64-unknown-linux-gnu", "x86_64"),
     ("aarch64-unknown-linux-gnu", "aarch64"),
 ];
-/// What links, beside what builds the wheels.
+/// The Python packages for linking, beside the packages that build the wheels.
 const LINKERS: [&str; 2] = ["cargo-zigbuild", "ziglang"];
 
 /// How to build for old systems: the target and the tools.
@@ -73,7 +73,7 @@ impl Portable {
         Ok(Some(COMMANDS.map(|name| built.join(name)).to_vec()))
     }
 
-    /// Lets a command that builds find zig, and build the same bytes in every directory.
+    /// Sets the environment in which a build finds zig and gives the same bytes in every directory.
     pub(crate) fn set_environment(&self, command: &mut Command) -> Result<()> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let paths = std::iter::once(self.venv.join("bin")).chain(std::env::split_paths(&path));

@@ -1,4 +1,4 @@
-//! The folder of a release, what lies in it, and what does not.
+//! The folder of a release, its files, and the parts that were left out.
 
 use crate::cargo::{is_there, metadata, root};
 use anyhow::{Context, Result, bail};
@@ -15,7 +15,7 @@ pub(super) struct Release {
     left_out: Vec<(String, String)>,
 }
 
-/// The time and the commit that the files carry. The present time would make each build another.
+/// The time and the commit in the files. The present time would make each build different.
 pub(super) struct Stamp {
     /// Seconds since 1970: `SOURCE_DATE_EPOCH`, or the time of the commit.
     pub(super) seconds: String,
@@ -44,7 +44,7 @@ fn git(args: &[&str]) -> Option<String> {
 }
 
 impl Release {
-    /// Begins with an empty folder: a file of an earlier run is no part of this release.
+    /// Begins with an empty folder, so that no file of an earlier run gets into this release.
     pub(super) fn begin(architecture: &str) -> Result<Self> {
         let metadata = metadata()?;
         let version = metadata.version("kvpool-master")?;
@@ -88,7 +88,7 @@ impl Release {
         Ok(())
     }
 
-    /// Notes what a missing tool would have made.
+    /// Records the part that a missing tool would have made.
     pub(super) fn leave_out(&mut self, what: &str, why: &str) {
         eprintln!("\nleft out: {what}: {why}");
         self.left_out.push((what.to_owned(), why.to_owned()));
@@ -124,7 +124,7 @@ impl Release {
         Ok(())
     }
 
-    /// Prints the files with their sizes, and what is missing.
+    /// Prints the files with their sizes, and the missing parts.
     pub(super) fn print(&self) {
         println!("\n{}", self.folder.display());
         for path in &self.made {

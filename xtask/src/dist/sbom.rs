@@ -1,6 +1,6 @@
 //! The software bill of materials: CycloneDX 1.5 in JSON.
 //!
-//! It has no serial number and no time but the commit's, so that the same source gives the same bytes.
+//! It has no serial number, and its only time is the commit's. So the same source gives the same bytes.
 
 use super::crates::Crate;
 use super::release::Stamp;

@@ -10,13 +10,13 @@ const DOCUMENT: &str = "docs/ARCHITECTURE.md";
 /// The directory of each crate, and the directories of the crates that it depends on.
 type Crates = BTreeMap<String, BTreeSet<String>>;
 
-/// What the table says otherwise than the workspace, one sentence each.
+/// The differences between the table and the workspace, one sentence each.
 pub(super) fn differences() -> Result<Vec<String>> {
     let text = std::fs::read_to_string(root().join(DOCUMENT));
     let text = text.with_context(|| format!("cannot read {DOCUMENT}"))?;
     let told =
         table(&text).context("docs/ARCHITECTURE.md has no table `crate | … | depends on`")?;
-    // The table may also name directories that are no crates, such as a Python package.
+    // The table may also name directories that are not crates, such as a Python package.
     let is_package = |directory: &str| {
         let directory = root().join(directory);
         directory.is_dir() && !directory.join("Cargo.toml").is_file()
@@ -36,7 +36,7 @@ fn workspace(packages: &[Package]) -> Crates {
     let crates = packages.iter().map(|package| {
         let directory = package.manifest_path.parent().unwrap_or(root());
         let dependencies = package.dependencies.iter();
-        // The table is of what a crate is built from: its tests may use more.
+        // The table lists normal dependencies: the tests of a crate may use more.
         let built_from = dependencies.filter(|dependency| dependency.kind.is_none());
         let paths = built_from.filter_map(|dependency| dependency.path.as_deref());
         (below_root(directory), paths.map(below_root).collect())

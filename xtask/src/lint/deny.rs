@@ -4,7 +4,7 @@ use crate::cargo::{answers, cargo, succeeds};
 use crate::tally::Tally;
 use anyhow::Result;
 
-/// What to do without cargo-deny.
+/// The remedy when cargo-deny is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Missing {
     /// Install it with cargo, which takes 70 s on two cores without optimization; where that fails the check
@@ -20,7 +20,7 @@ pub(crate) enum Missing {
 pub(crate) fn check(missing: Missing, tally: &mut Tally) -> Result<()> {
     let is_there = || answers(&mut cargo(&["deny", "--version"]));
     if missing == Missing::Install && !is_there() {
-        // Without a network it cannot be installed: cargo has said why, and the check is counted as skipped.
+        // Without a network the installation fails. cargo prints the reason, and the check counts as skipped.
         succeeds(&mut cargo(&[
             "install",
             "--locked",

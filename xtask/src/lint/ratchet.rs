@@ -1,8 +1,8 @@
 //! Counts that may only fall.
 //!
-//! `xtask/ratchet.txt` holds, for a check and a top-level directory, the number of findings that are
-//! accepted there. A directory without an entry has none. A higher count fails the lint; a lower one is
-//! reported, and `cargo xtask lint --tighten` records it.
+//! `xtask/ratchet.txt` holds, for a check and a top-level directory, the number of findings that are accepted there.
+//! A directory without an entry has none. A higher count fails the lint. A lower count is reported, and `cargo xtask
+//! lint --tighten` records it.
 
 use super::text::{Files, Finding};
 use super::{seams, sentences, width};
@@ -84,7 +84,7 @@ impl Ratchet {
         holds
     }
 
-    /// Lowers each count to what was found. Never raises one.
+    /// Lowers each count to the number of findings. Never raises one.
     fn lower(&mut self, found: &BTreeMap<(String, String), usize>) {
         for (key, accepted) in &mut self.0 {
             *accepted = found.get(key).copied().unwrap_or(0).min(*accepted);

@@ -1,14 +1,14 @@
 //! Time, randomness and threads come through seams, so that the simulation owns them (ADR 0052).
 //!
-//! The check reads the crates that the simulation runs. Tests in them use the machine, and so does what the simulation
-//! replaces (`REPLACED`).
+//! The check reads the crates that the simulation runs. Tests in these crates may call the machine. So may the files
+//! that the simulation replaces (`REPLACED`).
 
 use super::ratchet::Check;
 use super::text::{Files, Finding, Line};
 
 /// The crates that the simulation runs.
 const SIMULATED: [&str; 3] = ["master/src/", "client/src/", "store-node/src/"];
-/// What the simulation replaces, by the beginning of the file's name.
+/// Prefixes of the files that the simulation replaces.
 const REPLACED: [&str; 10] = [
     // The daemons as programs: their settings, ports and signals.
     "master/src/main.rs",
@@ -24,7 +24,7 @@ const REPLACED: [&str; 10] = [
     "master/src/store/etcd",
     "client/src/gpu/",
 ];
-/// What asks the machine, and what to use instead.
+/// Calls of the machine, each with the seam to use instead.
 const MACHINE: [(&str, &str); 14] = [
     ("rand::random", "kvpool_seams::random"),
     ("rand::rng", "kvpool_seams::random"),
@@ -51,7 +51,7 @@ fn find(files: &Files) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut of_file = String::new();
     let mut is_replaced = false;
-    // How far an item of tests is indented, while its lines go by.
+    // The indentation of a test item, while the loop reads its lines.
     let mut of_tests = None;
     let mut has_machines_instant = false;
     let mut selects: Option<Line<'_>> = None;

@@ -78,12 +78,12 @@ fn sentences(paragraph: &str) -> Vec<String> {
     sentences
 }
 
-/// What may stand between the end of a sentence and the space behind it.
+/// Characters that may stand between the end of a sentence and the space after it.
 fn closes(letter: char) -> bool {
     matches!(letter, '"' | '”' | ')' | '*' | '_' | ']')
 }
 
-/// What a sentence may begin with.
+/// Characters with which a sentence may begin.
 fn begins(letter: char) -> bool {
     letter.is_ascii_uppercase()
         || letter.is_ascii_digit()

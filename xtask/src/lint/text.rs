@@ -20,7 +20,7 @@ pub(super) struct Line<'a> {
     pub(super) text: &'a str,
 }
 
-/// What a check found, and where.
+/// A finding of a check, and its place.
 pub(super) struct Finding {
     /// The path from the root.
     pub(super) file: String,

@@ -1,4 +1,4 @@
-//! The cases: scripts that run in guests, each with lines at its top that say what it needs.
+//! The cases: scripts that run in guests. Lines at the top of a script name its needs.
 //!
 //! ```text
 //! #: guests 2                    one, or two on one Ethernet
@@ -112,7 +112,7 @@ fn program(word: &str) -> Program {
     }
 }
 
-/// What a case wants people to see of its console.
+/// The lines of the console that a case marks for display.
 pub(super) fn figures(console: &str) -> impl Iterator<Item = &str> {
     console
         .lines()
@@ -126,7 +126,7 @@ pub(super) fn reason(console: &str) -> Option<&str> {
     lines.find_map(|line| line.strip_prefix("SKIPPED: "))
 }
 
-/// A line without the name of the guest whose console it is from.
+/// A line of a console without the name of its guest.
 fn without_guest(line: &str) -> &str {
     let line = line.trim_end();
     ["a| ", "b| "]

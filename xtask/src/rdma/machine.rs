@@ -1,12 +1,12 @@
-//! Whether this machine can run guests, and what it lacks.
+//! Whether this machine can run guests, and the packages that it lacks.
 
 use crate::packages::{Packages, may_install};
 use anyhow::{Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What the scripts use, and the package of Debian that has it. Installing qemu-system-x86 may take
-/// the place of a qemu-utils of another version.
+/// The files that the scripts use, each with its Debian package. An installation of qemu-system-x86
+/// may replace a qemu-utils of another version.
 const NEEDED: [(&str, &str); 16] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
@@ -28,10 +28,11 @@ const NEEDED: [(&str, &str); 16] = [
 
 /// Two guests of the largest case, with room to spare, in KiB.
 const MEMORY: u64 = 5 << 20;
-/// A kernel's package, unpacked, and what is made of it, in KiB.
+/// An unpacked package of a kernel, and the images made from it, in KiB.
 const DISK: u64 = 2 << 20;
 
-/// Installs what is missing where that was asked for and takes no question; else says what it is.
+/// Installs the missing packages if that was requested and is possible without a prompt. Otherwise
+/// prints them.
 pub(super) fn provide(packages: Packages) -> Result<()> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         bail!("the guests need an x86_64 Linux host");
@@ -46,7 +47,7 @@ pub(super) fn provide(packages: Packages) -> Result<()> {
     )
 }
 
-/// Says whether the guests can be had here. Changes nothing.
+/// Reports whether this machine can run the guests. Changes nothing.
 pub(super) fn probe(place: &Path, packages: Packages) -> Result<bool> {
     let mut able = true;
     let mut say = |good: bool, what: String| {
@@ -97,7 +98,7 @@ pub(super) fn probe(place: &Path, packages: Packages) -> Result<bool> {
     Ok(able)
 }
 
-/// The packages that are not there.
+/// The missing packages.
 fn missing() -> Vec<&'static str> {
     let absent = NEEDED.iter().filter(|(file, _)| !is_there(file));
     let mut packages: Vec<_> = absent.map(|(_, package)| *package).collect();
@@ -154,9 +155,9 @@ fn available_memory() -> u64 {
     first_number(line.unwrap_or_default())
 }
 
-/// What is free where the guests' files go, in KiB.
+/// The free space for the guests' files, in KiB.
 fn free_disk(place: &Path) -> u64 {
-    // The directory itself may be for this command to make.
+    // This command may still have to make the directory itself.
     let existing = place.ancestors().find(|path| path.is_dir());
     let mut df = Command::new("df");
     df.args(["-k", "--output=avail"]).args(existing);

@@ -1,4 +1,4 @@
-//! Building what the cases run.
+//! Builds the programs of the cases.
 
 use super::case::{Case, Program};
 use crate::cargo::{DAEMONS, EVERYTHING, answers, cargo, root, succeeds, target_dir};
@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The programs of the cases, and where they lie; `None` for one that this machine cannot build.
+/// The programs of the cases and their paths; `None` for a program that this machine cannot build.
 pub(super) struct Programs(BTreeMap<Program, Option<PathBuf>>);
 
 impl Programs {
@@ -52,7 +52,8 @@ impl Programs {
         Ok(Self(programs))
     }
 
-    /// The arguments that put a case's programs into a guest; an error says what this machine lacks.
+    /// The arguments that put a case's programs into a guest. An error names the program that this machine cannot
+    /// build.
     pub(super) fn of(&self, case: &Case) -> Result<Vec<OsString>, String> {
         let argument = |program: &Program| {
             let path = self.0.get(program).and_then(Option::as_ref);
@@ -71,7 +72,7 @@ impl Programs {
     }
 }
 
-/// What the scripts take for a file that is to be called so in the guest.
+/// The argument of the scripts for a file and its name in the guest.
 fn named(path: &Path, name: &str) -> OsString {
     let mut argument = path.as_os_str().to_owned();
     argument.push("=");
@@ -117,7 +118,8 @@ fn build_test(directory: &str, name: &str) -> Result<PathBuf> {
         name => name.to_owned(),
     };
     let format = ["--message-format", "json-render-diagnostics"];
-    // With all others: alone it would have dependencies with other features, built anew.
+    // All tests are built together: one test alone would compile its dependencies again, with other
+    // features.
     eprintln!("\n▶ cargo test --workspace --no-run, for {name} of {package}");
     let built = cargo(&["test", "--workspace", "--no-run"])
         .args(format)

@@ -34,11 +34,11 @@ pub(crate) struct Args {
     yes: bool,
 }
 
-/// What was done.
+/// The result of the command.
 #[derive(Debug, Serialize)]
 pub(super) struct Outcome {
     path: String,
-    /// What the path held.
+    /// The former content of the path.
     pub(super) held: String,
     /// False if the path was blank already.
     pub(super) erased: bool,
@@ -127,7 +127,8 @@ pub(super) fn format(path: &Path, size: Option<u64>, yes: bool) -> anyhow::Resul
     })
 }
 
-/// What a path is. A device stays claimed: no filesystem can be mounted from it meanwhile.
+/// The type of file at a path. A device stays claimed: no filesystem can be mounted from it
+/// meanwhile.
 #[derive(Debug)]
 enum Claim {
     File(u64),

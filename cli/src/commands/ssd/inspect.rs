@@ -20,7 +20,7 @@ pub(crate) struct Args {
     path: PathBuf,
 }
 
-/// What was found.
+/// The result of the command.
 #[derive(Debug, Serialize)]
 pub(super) struct Inspection {
     path: String,
@@ -28,7 +28,7 @@ pub(super) struct Inspection {
     pub(super) in_use: bool,
     /// `medium`, `blank`, `unknown`, or the name of the refusal: `foreign`, `damaged`, ...
     pub(super) content: &'static str,
-    /// What the content means for an operator.
+    /// The meaning of the content for an operator.
     pub(super) note: String,
     /// `None` if another process has the device.
     device_bytes: Option<u64>,
@@ -37,7 +37,7 @@ pub(super) struct Inspection {
     pub(super) medium: Option<Medium>,
 }
 
-/// What a superblock says.
+/// The content of a superblock.
 #[derive(Debug, Serialize)]
 pub(super) struct Medium {
     cluster: String,
@@ -108,7 +108,7 @@ pub(super) fn inspect(path: &Path) -> anyhow::Result<Inspection> {
     })
 }
 
-/// What a device holds that is no medium of this release.
+/// The content of a device that is not a medium of this release.
 pub(super) fn describe(path: &Path, refused: &MediumRefused) -> String {
     match refused {
         MediumRefused::Foreign => foreign_kind(path).to_owned(),

@@ -1,4 +1,4 @@
-//! A disk, partition or file, and what it holds.
+//! A disk, partition or file, and its content.
 
 use anyhow::Context as _;
 use kvpool_disk::medium::{Formatted, MediumRefused, Opened, Superblock};
@@ -18,7 +18,7 @@ pub(super) struct Target {
     pub(super) arena: Arc<Arena>,
 }
 
-/// What a device holds.
+/// The content of a device.
 #[derive(Debug)]
 pub(super) enum Content {
     Blank,
@@ -47,7 +47,7 @@ impl Target {
         Ok(Self { engine, arena })
     }
 
-    /// Reads what the device holds.
+    /// Reads the content of the device.
     pub(super) fn content(&self) -> anyhow::Result<Content> {
         match Formatted::open(Arc::clone(&self.engine), Arc::clone(&self.arena)) {
             Ok(Opened::Blank) => Ok(Content::Blank),
@@ -68,7 +68,7 @@ pub(super) fn peek(path: &Path) -> Option<Superblock> {
         .max_by_key(|superblock| superblock.sequence)
 }
 
-/// What kvpool did not write, by the marks of common formats.
+/// Foreign content, recognised by the magic bytes of common formats.
 pub(super) fn foreign_kind(path: &Path) -> &'static str {
     const UNKNOWN: &str = "bytes that are not kvpool's";
     const MARKS: [(usize, &[u8], &str); 7] = [

@@ -33,7 +33,7 @@ pub(crate) struct Args {
     path: PathBuf,
 }
 
-/// What a medium holds.
+/// The result of the verification of a medium.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Verification {
     path: String,
@@ -53,7 +53,7 @@ pub(super) struct Verification {
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Damage {
     pub(super) places: u64,
-    /// Offsets of the first ones, in bytes from the device's start.
+    /// Offsets of the first damaged extents, in bytes from the start of the device.
     pub(super) first_offsets: Vec<u64>,
 }
 
@@ -102,7 +102,7 @@ pub(super) async fn verify(path: &Path) -> anyhow::Result<Verification> {
     let bar = progress::bar(size >> 20, "MiB");
     bar.set_message("verifying");
     loop {
-        // In parts, so that an interrupt ends the command soon.
+        // The command reads in parts, so that an interrupt ends it soon.
         let part = tokio::task::spawn_blocking(move || {
             let ended = proceed(&mut scan, &mut verification);
             (scan, verification, ended)
@@ -142,7 +142,7 @@ fn begin(path: &Path) -> anyhow::Result<(Target, Verification, Scan, u64)> {
     Ok((target, verification, scan, superblock.size))
 }
 
-/// Goes on by [`STEPS`] reads. True at the end.
+/// Does the next [`STEPS`] reads. True at the end.
 fn proceed(scan: &mut Scan, verification: &mut Verification) -> bool {
     let mut reads = 0;
     while reads < STEPS {

@@ -129,8 +129,8 @@ fn rule(args: &Args) -> Result<String, exit::Usage> {
     }
 }
 
-/// Whether the rule is still to be added to the policy at `path`. A second rule of the same subject would add
-/// roles to those of the first: nothing would be taken away, and that is seldom meant.
+/// Whether the rule is still to be added to the policy at `path`. A second rule of the same subject would add its
+/// roles and take none away. Operators seldom mean that.
 fn is_new(rule: &str, subject: &str, path: &Path) -> anyhow::Result<bool> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,

@@ -53,7 +53,7 @@ struct Rotated {
 #[derive(Serialize)]
 struct Forgot {
     kid: String,
-    /// Those that are believed still.
+    /// The ids of the keys that verify tokens from now on.
     kids: Vec<String>,
 }
 

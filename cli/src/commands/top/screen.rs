@@ -31,7 +31,7 @@ impl Screen {
             true => Some(tcgetattr(&stdin)?),
             false => None,
         };
-        // From here on the drop restores what was changed.
+        // From then on the drop restores the changed settings.
         let screen = Self {
             before,
             keys: keys(),
@@ -66,7 +66,7 @@ impl Screen {
         write(&frame)
     }
 
-    /// Completes when somebody presses q.
+    /// Completes when the user presses q.
     pub(super) async fn quit(&mut self) {
         while let Some(key) = self.keys.recv().await {
             if matches!(key, b'q' | b'Q') {
@@ -79,7 +79,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // Nobody could be told of a failure.
+        // The terminal is gone or broken, so a failure cannot be shown.
         let _ = write(CLOSE);
         if let Some(before) = &self.before {
             let _ = tcsetattr(io::stdin(), OptionalActions::Now, before);

@@ -46,7 +46,7 @@ impl Pair {
 fn sealed(session: &Session, plain: &[u8]) -> Vec<u8> {
     let mut sent = Vec::new();
     let send = |bytes: &[u8]| {
-        // A socket takes what it likes.
+        // A socket may take any part of the bytes.
         let count = bytes.len().min(7000);
         sent.extend_from_slice(&bytes[..count]);
         Ok(count)
