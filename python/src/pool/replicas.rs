@@ -114,9 +114,9 @@ impl Pool {
     /// `to`: names of nodes; empty for the node with the most free room.
     /// `evict`: a full target evicts blocks that were used earlier. Without it, a full target fails.
     ///
-    /// Raises InvalidArgumentError for arguments that contradict each other, and an Error with the code
-    /// `missing` for an unknown node, `not_draining` for `only_on_media` of a node that is not drained, or
-    /// `too_many_held` while too many tasks run. After another Error the task may have begun: see `replica_tasks`.
+    /// Raises InvalidArgumentError for arguments that contradict each other. Raises an Error with the code `missing`
+    /// for an unknown node, and `too_many_held` while too many tasks run. With `only_on_media`, a node that does not
+    /// drain is `not_draining`. After another Error the task may have begun: see `replica_tasks`.
     #[pyo3(signature = (
         change, keys=None, *, regex=None, source=None, to=Vec::new(), evict=false, only_on_media=false
     ))]

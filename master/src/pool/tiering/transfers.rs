@@ -246,8 +246,8 @@ impl Traffic {
 impl Pool {
     /// The disk of a node refused these writes, and takes no others. Call it before [`Pool::transfers_done`].
     ///
-    /// The node's next offer says the same, but later: a drain would by then have tried all of its stores in vain, and
-    /// have told the node to leave with the blocks that other nodes could take.
+    /// The node's next offer says the same, but later. By then a drain would have tried all of its stores in vain. It
+    /// would have told the node to leave, with blocks that other nodes could take.
     pub fn writes_refused(&self, node: &StoreNode, tickets: impl IntoIterator<Item = u64>) {
         for ticket in tickets {
             let mut traffic = self.tiering.traffic.lock();
