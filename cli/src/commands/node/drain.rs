@@ -109,7 +109,7 @@ pub(super) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         // Now the SSD has the blocks of the memory that found no other place.
         let off = move_off_ssd(&client, &mut watch, until).await?;
         settled = settle(&mut watch, &off, until).await?;
-        if settled.state == DRAINED && off.left > 0 {
+        if settled.may_hide(&off) {
             settled.left = only_on_ssd(&client, &args.name).await?;
         }
         settled.on_ssd = off.left.min(settled.left);
@@ -412,6 +412,13 @@ struct Settled {
     on_ssd: u64,
 }
 
+impl Settled {
+    /// Whether the leader believes that the SSDs come back, although a move off them left blocks there.
+    fn may_hide(&self, off: &Moved) -> bool {
+        self.state == DRAINED && off.left > 0
+    }
+}
+
 /// Until when the copies of the node's memory on its SSDs are waited for. With --ssd the count of blocks also changes
 /// while clients remove blocks from the SSDs, and the move of these blocks needs the rest of the time.
 fn copied_by(ssd_leaves: bool, now: Instant, until: Instant) -> Instant {
@@ -508,6 +515,22 @@ mod tests {
     use super::*;
     use kvpool_client::ReplicaChange;
     use kvpool_types::Length;
+
+    #[test]
+    fn a_drained_node_whose_ssd_kept_blocks_is_counted_again() {
+        let settled = |state: &str| Settled {
+            state: state.to_owned(),
+            left: 0,
+            on_ssd: 0,
+        };
+        let off = |left| Moved {
+            left,
+            ..Moved::default()
+        };
+        assert!(settled(DRAINED).may_hide(&off(1)));
+        assert!(!settled(DRAINED).may_hide(&off(0)));
+        assert!(!settled("draining").may_hide(&off(1)));
+    }
 
     #[test]
     fn the_reason_of_a_late_drain_is_the_one_that_the_master_gives() {
