@@ -42,7 +42,7 @@ pub struct Flags {
     #[arg(long, value_name = "HOST:PORT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     listen: Option<String>,
-    /// Address that serves /metrics, /healthz, /readyz and /api/v1 [default: 127.0.0.1:7071]
+    /// Address that serves the page, /metrics, /healthz, /readyz and /api/v1 [default: 127.0.0.1:7071]
     #[arg(long, value_name = "HOST:PORT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     http_listen: Option<String>,

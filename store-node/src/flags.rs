@@ -17,7 +17,8 @@ Start a kvmaster first, then a node on every host that has memory to give:
         --insecure
 
 The node allocates and touches its memory at start, so that a lack of memory shows then. After SIGTERM
-it waits for work in progress, then tells the master that its blocks are gone.
+it first copies blocks to its SSDs, or moves them to other nodes with --move-drain-timeout. Then it waits
+for work in progress, and leaves the pool.
 
 Every flag can also be set in a TOML file (--config) under the same name with underscores, or in the
 environment (KVSTORE_NODE_DRAIN_TIMEOUT=5s). There, commas separate the items of a repeated flag. Flags
@@ -57,9 +58,11 @@ pub struct Flags {
     /// commas
     #[arg(long, value_name = "SIZE")]
     segment: Vec<String>,
-    /// Keep blocks that leave memory on this disk, partition or file: path=PATH[,size=SIZE][,reset];
-    /// repeat for more. A file needs a size. With reset, whatever else it holds is lost. With dir=DIRECTORY
-    /// instead of path=, the node takes the first file there that no other process has
+    /// Keep blocks that leave memory on this disk, partition or file:
+    /// path=PATH[,size=SIZE][,dwpd=NUMBER][,namespace=NAME][,reset]; repeat for more. A new file needs a size.
+    /// dwpd limits the writes, in drive writes per day. With namespace, only blocks of that namespace go there. With
+    /// reset, whatever else it holds is lost. With dir=DIRECTORY instead of path=, the node takes the first file there
+    /// that no other process has
     #[arg(long, value_name = "MEDIUM")]
     ssd: Vec<String>,
     /// Allocate segments from 2 MiB pages; the host must have reserved enough (vm.nr_hugepages)

@@ -37,7 +37,7 @@ const UNHEARD: Duration = Duration::from_secs(15);
 /// It takes new blocks again after a restart or `kvctl node undrain`. The drain goes on when this command is
 /// interrupted. For a suspect node the command fails at once, and the drain waits until the node is heard again.
 /// If the node becomes suspect later, the command says so and waits until the node is heard again or is dropped.
-/// The command ends well once `kvctl status` shows the node as `drained`: a stop loses no block then.
+/// The command succeeds once `kvctl status` shows the node as `drained`: a stop loses no block then.
 /// Its disks are still needed, unless --ssd is given. The command fails if a stop would lose blocks, unless
 /// --allow-loss is given.
 #[derive(Debug, clap::Args)]
@@ -50,7 +50,7 @@ pub(super) struct Args {
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     name: String,
     /// Stop moving blocks after this long; 0s begins the drain, which goes on, and does not wait for it. With 0s the
-    /// command ends well if the node is drained already, or with --allow-loss
+    /// command succeeds if the node is drained already, or with --allow-loss
     #[arg(id = "wait", long = "timeout", value_name = "TIME", default_value = "5m", value_parser = parse_timeout)]
     timeout: Duration,
     /// Drain the node also when no other node takes its blocks. The pool takes no puts then
@@ -61,7 +61,7 @@ pub(super) struct Args {
     /// --timeout 0s, run the command again later: it moves the blocks that were copied to the SSDs meanwhile
     #[arg(long)]
     ssd: bool,
-    /// End well also when a stop would lose blocks. The output names their number
+    /// Succeed also when a stop would lose blocks. The output names their number
     #[arg(long)]
     allow_loss: bool,
 }

@@ -1,4 +1,4 @@
-//! The outcome of a drain: its text, and whether the command ends well.
+//! The outcome of a drain: its text, and whether the command succeeds.
 
 use super::watch::{DRAINED, GONE};
 use crate::output;
@@ -37,7 +37,7 @@ impl Outcome {
         if self.goes_on {
             anyhow::ensure!(
                 allow_loss || self.may_stop(),
-                "the drain of node {node} goes on: stop the node when `kvctl status` shows it as drained. To end well \
+                "the drain of node {node} goes on: stop the node when `kvctl status` shows it as drained. To succeed \
                  at once, repeat the command with --allow-loss"
             );
             return Ok(());
