@@ -6,8 +6,8 @@ use crate::doctor::{Report, findings};
 /// Check this host and the pool: RDMA, limits, masters, and the transports to each node
 ///
 /// For each node the command opens every transport, sends a ping and closes it. It tries shared memory
-/// if the node is on this host, RDMA if both ends have it, and TCP. It writes nothing into the pool. It
-/// finds a node's shared-memory socket by the default name, NAME.sock; other names are not found.
+/// if the node is on this host, RDMA if both ends have it, and TCP. It writes nothing into the pool. The
+/// master tells it the path of each node's shared-memory socket.
 ///
 /// Exits with code 4 if the pool named by --master (or KVPOOL_MASTER) does not answer, has no live node, or
 /// has a leader that is read-only. It also does so if a live node cannot be reached by the transports that
