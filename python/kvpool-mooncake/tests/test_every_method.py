@@ -1,4 +1,7 @@
-"""A test of this run has called every method of the original that is here. Runs last: see conftest.py."""
+"""A test of this run has called every method of the original that is here. Runs last: see conftest.py.
+
+Where several processes run the tests, the process that started them checks this at the end.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +46,21 @@ def test_files_whose_tests_need_a_missing_package_count(request: pytest.FixtureR
     assert has_all_tests(config.args, called.FILES)
 
 
-def test_every_method_was_called_and_returned(request: pytest.FixtureRequest) -> None:
-    if leaves_out(request.config) or not has_all_tests(request.config.args, called.FILES):
-        pytest.skip("this run has not all tests")
+def never_returned(config: pytest.Config) -> list[str] | None:
+    """The methods that no test of this run has called, or that always raised. None if the run has not all tests."""
+    if leaves_out(config) or not has_all_tests(config.args, called.FILES):
+        return None
     said = {name: here for module in called.MODULES for name, here in page()[module].items()}
     # A method without a meaning here raises.
     wanted = {name for name in called.methods() if said[name] != "no"}
     if importlib.util.find_spec("torch") is None:
         wanted = {name for name in wanted if not any(part in name for part in NEEDS_TORCH)}
     assert len(wanted) > 100
-    missing = sorted(wanted - called.RETURNED)
+    return sorted(wanted - called.RETURNED)
+
+
+def test_every_method_was_called_and_returned(request: pytest.FixtureRequest) -> None:
+    missing = never_returned(request.config)
+    if missing is None:
+        pytest.skip("this run has not all tests")
     assert not missing, f"not called: {', '.join(missing)}"
