@@ -27,6 +27,31 @@ async fn an_idle_pool_of_pinned_blocks_writes_nothing_to_a_small_medium() {
     idle_after(&pinned()).await;
 }
 
+/// Each block whose copy is dropped was used since, so each would drop the copy of another one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pinned_blocks_that_are_read_are_not_written_to_a_small_medium_for_ever() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let _node = join(&pool, "n", 1, 64 * MIB, &disk, 16 * MIB, 4 * MIB).await;
+    wait_for_attachment(&disk).await;
+    let pins = 0..24 * MIB / BLOCK;
+    let (reader, read) = (Arc::clone(&pool), pins.clone());
+    let reading = tokio::spawn(async move {
+        let keys: Vec<Key> = read.map(key).collect();
+        let keys: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
+        for _ in 0..100_000 {
+            reader.lookup(SPACE, &keys[..], true);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    });
+    for number in pins {
+        put(&pool, number, &pinned()).await;
+    }
+    wait_until_idle(&disk).await;
+    reading.abort();
+}
+
 /// Fills most of memory beside a medium of a quarter of it, and waits until nothing is written.
 async fn idle_after(options: &ReserveOptions) {
     let directory = tempfile::tempdir().unwrap();
@@ -37,6 +62,11 @@ async fn idle_after(options: &ReserveOptions) {
     for number in 0..58 * MIB / BLOCK {
         put(&pool, number, options).await;
     }
+    wait_until_idle(&disk).await;
+}
+
+/// Waits until nothing is written for a second.
+async fn wait_until_idle(disk: &Disk) {
     let (mut before, mut quiet) = (u64::MAX, 0);
     for _ in 0..100 {
         let now = disk.stores.load(Ordering::SeqCst);

@@ -76,6 +76,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "an_idle_pool_of_pinned_blocks_writes_nothing_to_a_small_medium",
     },
     Mechanism {
+        invariant: 8,
+        what: "a pinned block whose copies do not fit waits for its turn",
+        file: "master/src/pool/tiering/demoter.rs",
+        on: "        waiting.is_pinned &= pins_fit;\n",
+        off: "        waiting.is_pinned &= pins_fit || true;\n",
+        package: "kvpool-master",
+        test: "a_pinned_block_waits_for_its_turn_when_pinned_copies_do_not_fit_the_medium",
+    },
+    Mechanism {
         invariant: 5,
         what: "a pinned block is stored when no other put of its key is open",
         file: "master/src/pool/tiering/demoter.rs",

@@ -113,6 +113,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a zone of a large medium has room for the headers of its blocks",
             "an eighth of each zone is for new copies",
             "pinned copies that fill a medium are not written for ever",
+            "a pinned block whose copies do not fit waits for its turn",
             "a drain moves no block of the next incarnation",
             "a cancelled task tells why its blocks waited",
             "a move ends where its replica is once its node is back",

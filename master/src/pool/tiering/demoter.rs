@@ -705,11 +705,15 @@ impl Pool {
     /// gets no copy; otherwise a medium smaller than memory would be rewritten forever. On a
     /// draining node every such block is queued, since the node leaves soon. Returns false if
     /// memory does not hold the block.
-    pub(super) fn queue_again(&self, removed: &Removed, since: Tick) -> bool {
+    ///
+    /// If the hard-pinned copies do not fit their medium (`pins_fit`), each new one drops another.
+    /// So their blocks wait for their turns as others do.
+    pub(super) fn queue_again(&self, removed: &Removed, since: Tick, pins_fit: bool) -> bool {
         let block = (removed.namespace, &removed.key, removed.version);
-        let Some((replicas, waiting, used)) = self.waiting_again(block) else {
+        let Some((replicas, mut waiting, used)) = self.waiting_again(block) else {
             return false;
         };
+        waiting.is_pinned &= pins_fit;
         let was_used = used > since;
         let segments = self.placement.segments();
         let mut demotions = self.tiering.demotions.lock();

@@ -313,7 +313,7 @@ impl Pool {
                     true => Tick::default(),
                     false => sealed,
                 };
-                if !self.queue_again(&removed, since) {
+                if !self.queue_again(&removed, since, pins_fit) {
                     self.tiering.admission.lost(removed.namespace, &removed.key);
                 }
                 records.push(Record::ReplicaGone(record::ReplicaGone {

@@ -113,7 +113,7 @@ async fn a_copy_that_is_dropped_while_a_drain_begins_is_made_again() {
         assert!(sent.try_recv().is_err(), "told before the walk has ended");
         let copy = medium.oldest()[0];
         let removed = pool.tier.remove_copy(copy, Version(7), |_| Verdict::Remove);
-        assert!(pool.queue_again(&removed.unwrap(), Tick::default()));
+        assert!(pool.queue_again(&removed.unwrap(), Tick::default(), true));
         drop(held);
         begun.join().unwrap();
     }

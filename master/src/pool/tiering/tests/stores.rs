@@ -404,6 +404,53 @@ async fn a_pinned_block_is_admitted_while_any_budget_is_left() {
     pool.retire().await;
 }
 
+/// Each new copy would drop the copy of another block, which is read too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pinned_block_waits_for_its_turn_when_pinned_copies_do_not_fit_the_medium() {
+    let copy = |name: &str, length, offset| record::Commit {
+        namespace: SPACE,
+        key: Key::parse(name).unwrap(),
+        version: Version(7),
+        length: Length(length),
+        checksum: Checksum(1),
+        replicas: smallvec::smallvec![(SegmentId::on_medium(1), Offset(offset))],
+        parent: None,
+        hard_pin: true,
+    };
+    for is_full in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, medium) = pool_on_medium(directory.path()).await;
+        let (node, session, _sent) = connected(&pool);
+        node.set_state(NodeState::Live);
+        let segment = Segment::new(SegmentId(1), Arc::clone(&node), Length(1 << 20), 1.0);
+        pool.placement.insert(Arc::new(segment));
+        node.add_segment(SegmentId(1));
+        let used = NewBlock {
+            hard_pin: true,
+            tick: Tick(5),
+            ..block("block", 7)
+        };
+        assert!(pool.directory.publish(&[used]).remove(0).id.is_some());
+        assert!(pool.tier.publish(copy("block", 100, 1 << 18)));
+        if is_full {
+            assert!(pool.tier.publish(copy("second", 200 << 10, 2 << 18)));
+            assert!(pool.tier.publish(copy("third", 200 << 10, 3 << 18)));
+        }
+        let queued = {
+            // The demoter would take the block out of the queue.
+            let _no_stores = pool.tiering.tending.lock();
+            attach(&pool, &node, session, medium.id);
+            pool.tiering.demotions.lock().expect(node.incarnation);
+            pool.drop_oldest(&medium, &node, session);
+            let demotions = pool.tiering.demotions.lock();
+            let line = &demotions.nodes[&node.incarnation];
+            (line.pinned.len(), line.blocks.len())
+        };
+        assert_eq!(queued, if is_full { (0, 1) } else { (1, 0) });
+        pool.retire().await;
+    }
+}
+
 /// A node in a session, with the pinned block "block" in its memory.
 fn pinned_in_memory(pool: &Pool) -> (Arc<StoreNode>, u64, Sent) {
     let (node, session, sent) = connected(pool);
