@@ -180,11 +180,11 @@ impl Use {
     }
 
     /// Whether the medium takes no stores until its node restarts, and no transfer in progress still
-    /// matters. A read-only medium finishes its transfers first.
-    fn has_stopped(&self) -> bool {
+    /// matters. A read-only medium finishes its writes first.
+    fn has_stopped(&self, is_written: impl FnOnce() -> bool) -> bool {
         match self.state {
             MediumState::MediumGone => true,
-            MediumState::MediumReadOnly => self.busy.is_empty(),
+            MediumState::MediumReadOnly => !is_written(),
             MediumState::MediumReady | MediumState::MediumSlow => false,
         }
     }

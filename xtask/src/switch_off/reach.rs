@@ -77,6 +77,8 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a load that failed needs no mention",
             "a node out of service asks again when it stops",
             "a drain ends when its medium takes no more stores",
+            "a drain whose media take no stores waits for no load",
+            "a drain to media waits for no load",
             "a node whose blocks did not move is told when its slow medium has answered",
             "a pull that failed reads another replica",
             "a replica on a node without a session is read last",

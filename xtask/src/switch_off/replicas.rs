@@ -719,4 +719,22 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-cli",
         test: "a_draining_node_that_is_silent_is_waited_for",
     },
+    Mechanism {
+        invariant: 5,
+        what: "a drain whose media take no stores waits for no load",
+        file: "master/src/pool/tiering/demoter.rs",
+        on: "used.has_stopped(|| traffic.writes_to(*id))",
+        off: "used.has_stopped(|| traffic.writes_to(*id) || !used.busy.is_empty())",
+        package: "kvpool-master",
+        test: "a_drain_waits_for_no_load",
+    },
+    Mechanism {
+        invariant: 5,
+        what: "a drain to media waits for no load",
+        file: "master/src/pool/tiering/demoter.rs",
+        on: "if used.takes_stores() && !matches!(used.emptying, Emptying::Idle) {",
+        off: "if used.takes_stores() && !(used.busy.is_empty() && matches!(used.emptying, Emptying::Idle)) {",
+        package: "kvpool-master",
+        test: "a_drain_waits_for_no_load",
+    },
 ];

@@ -111,12 +111,12 @@ impl Tiering {
         let is_open = |line: &Line| line.drains.is_some() && !line.is_told;
         let traffic = self.traffic.lock();
         let mut stopped: BTreeMap<Incarnation, (Arc<StoreNode>, bool)> = BTreeMap::new();
-        for used in traffic.uses.values() {
+        for (id, used) in &traffic.uses {
             let line = demotions.nodes.get(&used.node.incarnation);
             if used.is_attached && used.is_in_session() && line.is_some_and(is_open) {
                 let node = stopped.entry(used.node.incarnation);
                 let (_, all) = node.or_insert_with(|| (Arc::clone(&used.node), true));
-                *all &= used.has_stopped();
+                *all &= used.has_stopped(|| traffic.writes_to(*id));
             }
         }
         let stopped = stopped.into_values().filter(|(_, all)| *all);
@@ -767,11 +767,11 @@ impl Pool {
                 if !is_ours || !used.is_attached || used.state == MediumState::MediumGone {
                     return false;
                 }
-                if used.takes_stores() {
-                    // Emptying a zone removes copies.
-                    return !used.busy.is_empty() || !matches!(used.emptying, Emptying::Idle);
+                // Emptying a zone removes copies.
+                if used.takes_stores() && !matches!(used.emptying, Emptying::Idle) {
+                    return true;
                 }
-                // The medium is slow, or takes no more stores. Stores in progress may still be recorded.
+                // Stores in progress may still be recorded. Readers may begin one load after another.
                 traffic.writes_to(*medium)
             };
             let is_open = line.drains.is_some() && line.walk.is_none() && !line.is_told;

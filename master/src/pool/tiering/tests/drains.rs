@@ -3,6 +3,8 @@
 use super::super::drained::Room;
 use super::*;
 use crate::membership::DrainReport;
+use crate::replica::BlockId;
+use kvpool_types::GrantId;
 
 /// A node may be suspect for a moment while its medium is attached.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -68,6 +70,36 @@ async fn a_drain_waits_for_stores_on_a_medium_that_has_become_slow() {
     let told = told.expect("the drain has ended").unwrap().unwrap();
     assert!(matches!(told.body, Some(Body::Demoted(_))), "{told:?}");
     pool.retire().await;
+}
+
+/// The media of a draining node are read until it leaves. There may be a load in progress at every moment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_waits_for_no_load() {
+    for state in [MediumState::MediumReady, MediumState::MediumReadOnly] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, medium) = pool_on_medium(directory.path()).await;
+        let (node, session, mut sent) = connected(&pool);
+        node.drain();
+        attach(&pool, &node, session, medium.id);
+        let load = Direction::Load {
+            copy: BlockId(1),
+            to: block("block", 7).replicas[0],
+            grant: GrantId(1),
+            used: None,
+        };
+        begin(&pool, &node, session, &medium, load);
+        let order = sent.recv().await.unwrap().unwrap();
+        assert!(matches!(order.body, Some(Body::Transfers(_))), "{order:?}");
+        {
+            let mut traffic = pool.tiering.traffic.lock();
+            traffic.uses.get_mut(&medium.id).unwrap().state = state;
+        }
+        pool.demote_all_of(&node);
+        let told = tokio::time::timeout(Duration::from_secs(20), sent.recv()).await;
+        let told = told.expect("the drain has ended").unwrap().unwrap();
+        assert!(matches!(told.body, Some(Body::Demoted(_))), "{told:?}");
+        pool.retire().await;
+    }
 }
 
 /// The record of a block's copy on medium 1.
