@@ -76,6 +76,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "an_idle_pool_of_pinned_blocks_writes_nothing_to_a_small_medium",
     },
     Mechanism {
+        invariant: 5,
+        what: "pinned blocks that wait for one medium let those of another go first",
+        file: "master/src/pool/tiering/lines.rs",
+        on: "let to_end = is_most && self.drains.is_none();",
+        off: "let to_end = is_most && self.drains.is_none() && false;",
+        package: "kvpool-master",
+        test: "pinned_blocks_that_wait_for_one_medium_let_those_of_another_go_first",
+    },
+    Mechanism {
         invariant: 8,
         what: "a pinned block whose copies do not fit waits for its turn",
         file: "master/src/pool/tiering/demoter.rs",

@@ -286,6 +286,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "the blocks of a medium that is gone wait for a slow one",
             "a block that only a slow medium takes waits for it",
             "a busy medium stops no stores on other media",
+            "pinned blocks that wait for one medium let those of another go first",
             "a drain begins again when a medium of its node is gone",
             "a drain waits for stores on a medium that has become slow",
         ],

@@ -463,7 +463,7 @@ impl Pool {
         if !held.is_empty() {
             let mut demotions = self.tiering.demotions.lock();
             if let Some(line) = demotions.nodes.get_mut(&node.incarnation) {
-                held.into_iter().rev().for_each(|one| line.push_front(one));
+                line.give_back(held, pins_held >= MOST_PINS_HELD);
             }
         }
         if is_all {

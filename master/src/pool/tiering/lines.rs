@@ -204,6 +204,17 @@ impl Line {
         self.blocks.push_front(waiting);
     }
 
+    /// Returns blocks that wait for their media, in their order. If they are as many hard-pinned blocks as may be
+    /// held at once (`is_most`), these go to the end: they may wait long for a write budget, and pinned blocks behind
+    /// them may be for other media.
+    pub(super) fn give_back(&mut self, held: Vec<Waiting>, is_most: bool) {
+        let to_end = is_most && self.drains.is_none();
+        let (last, first): (Vec<_>, Vec<_>) =
+            held.into_iter().partition(|one| to_end && one.is_pinned);
+        first.into_iter().rev().for_each(|one| self.push_front(one));
+        last.into_iter().for_each(|one| self.push(one));
+    }
+
     /// Whether hard-pinned blocks were dropped from the queue, and all others of it have had their turn.
     pub(super) fn take_missed_pins(&mut self) -> bool {
         self.pinned.is_empty() && std::mem::take(&mut self.has_missed_pins)
@@ -410,6 +421,30 @@ mod tests {
         assert_eq!((line.pinned_bytes, line.bytes), (0, 3));
         // A pinned block shows nothing about the reach of eviction.
         assert_eq!(line.had_turn, Version::default());
+    }
+
+    /// The first ones may wait for days: for the write budget of a medium of one namespace.
+    #[test]
+    fn pinned_blocks_that_wait_for_one_medium_let_those_of_another_go_first() {
+        for (is_most, first) in [(true, 3), (false, 1)] {
+            let mut line = Line::default();
+            (1..=3).map(pinned).for_each(|one| line.push(one));
+            line.push(waiting(4));
+            let held: Vec<Waiting> = (0..2).filter_map(|_| line.pop(SHORT)).collect();
+            line.give_back(held, is_most);
+            assert_eq!((line.pinned_bytes, line.bytes), (3, 1));
+            let next = line.pop(SHORT).map(|one| one.version);
+            assert_eq!(next, Some(Version(first)));
+        }
+        let mut line = Line {
+            drains: Some(Tick(1)),
+            ..Line::default()
+        };
+        (1..=2).map(pinned).for_each(|one| line.push(one));
+        let held = line.pop(SHORT).into_iter().collect();
+        line.give_back(held, true);
+        let next = line.pop(SHORT).map(|one| one.version);
+        assert_eq!(next, Some(Version(1)), "a drain keeps its order");
     }
 
     /// The key of a pinned block may be put again and again while the disk hangs.
