@@ -425,6 +425,9 @@ async fn a_pinned_block_waits_for_its_turn_when_pinned_copies_do_not_fit_the_med
         let segment = Segment::new(SegmentId(1), Arc::clone(&node), Length(1 << 20), 1.0);
         pool.placement.insert(Arc::new(segment));
         node.add_segment(SegmentId(1));
+        for _ in 0..20 {
+            pool.directory.ticks(1);
+        }
         let used = NewBlock {
             hard_pin: true,
             tick: Tick(5),
