@@ -204,9 +204,9 @@ impl Line {
         self.blocks.push_front(waiting);
     }
 
-    /// Returns blocks that wait for their media, in their order. If they are as many hard-pinned blocks as may be
-    /// held at once (`is_most`), these go to the end: they may wait long for a write budget, and pinned blocks behind
-    /// them may be for other media.
+    /// Returns blocks that wait for their media, in their order. With `is_most` they are as many hard-pinned blocks as
+    /// may be held at once, and go to the end. They may wait long for a write budget. Pinned blocks behind them may be
+    /// for other media.
     pub(super) fn give_back(&mut self, held: Vec<Waiting>, is_most: bool) {
         let to_end = is_most && self.drains.is_none();
         let (last, first): (Vec<_>, Vec<_>) =
