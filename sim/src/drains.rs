@@ -3,7 +3,7 @@
 use crate::checks::{RING, is_on, leading};
 use crate::copies::is_right;
 use crate::dice::{Dice, Stream};
-use crate::plan::{Ambush, DiskFault, Fault, LATE_DROP, Loss, Plan, Process, Trick};
+use crate::plan::{DiskFault, Fault, LATE_DROP, Loss, Plan, Process};
 use crate::sight::Sight;
 use crate::world::World;
 use kvpool_master::membership::NodeState;
@@ -24,12 +24,7 @@ impl Plan {
         // What excuses a lost block would hide what a drain lost. Drains of all nodes at once leave nobody who stays.
         let drains = |fault: &Fault| matches!(fault, Fault::Drain(..) | Fault::OutOfService(..));
         let stays = |fault: &Fault| fault.loss().is_none() && !drains(fault);
-        self.faults.retain(|(_, fault)| stays(fault));
-        let is_calm = |ambush: &Ambush| match &ambush.trick {
-            Trick::Fault(fault) => stays(fault),
-            _ => true,
-        };
-        self.ambushes.retain(is_calm);
+        self.keep_faults(stays);
         self.noise.flipped_writes = 0;
         self.drop_ms = LATE_DROP;
         if dice.chance(700) {
@@ -108,12 +103,7 @@ impl Plan {
     /// meanwhile. In the end the disk is gone.
     fn draw_lone_drain(&mut self, dice: &Dice) {
         let stays = |fault: &Fault| fault.loss().is_none_or(|(_, loss)| loss < Loss::Writes);
-        self.faults.retain(|(_, fault)| stays(fault));
-        let is_calm = |ambush: &Ambush| match &ambush.trick {
-            Trick::Fault(fault) => stays(fault),
-            _ => true,
-        };
-        self.ambushes.retain(is_calm);
+        self.keep_faults(stays);
         self.noise.flipped_writes = 0;
         self.nodes = 1;
         let at = dice.between(2_000, 5_000);

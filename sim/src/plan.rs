@@ -304,6 +304,15 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Keeps the faults that stay, and the ambushes with such a fault or without one.
+    pub(crate) fn keep_faults(&mut self, stays: impl Fn(&Fault) -> bool) {
+        self.faults.retain(|(_, fault)| stays(fault));
+        self.ambushes.retain(|ambush| match &ambush.trick {
+            Trick::Fault(fault) => stays(fault),
+            _ => true,
+        });
+    }
+
     /// The bytes of each segment of a node with so many hundredths of the planned memory. The longest block has room.
     pub fn segment_with(&self, percent: u64) -> u64 {
         let planned = self.segment_bytes / self.segments as u64;

@@ -341,13 +341,7 @@ impl Promises {
             return;
         }
         let epoch = sight.pool.epoch.0;
-        let blocks = sight.survey.blocks.iter();
-        let places: BTreeSet<Place> = blocks
-            .flat_map(|block| {
-                let replicas = block.replicas.iter();
-                replicas.map(|at| (block.version.0, at.segment, at.offset.0))
-            })
-            .collect();
+        let places = places_of(sight);
         for promise in new {
             let place = (promise.version, promise.segment, promise.range.start);
             promise.is_logged = promise.epoch == epoch || places.contains(&place);
@@ -363,13 +357,7 @@ impl Promises {
         if there.peek().is_none() {
             return;
         }
-        let blocks = sight.survey.blocks.iter();
-        let places: BTreeSet<Place> = blocks
-            .flat_map(|block| {
-                let replicas = block.replicas.iter();
-                replicas.map(|at| (block.version.0, at.segment, at.offset.0))
-            })
-            .collect();
+        let places = places_of(sight);
         let segments = sight.pool.placement.segments();
         for promise in there {
             let place = (promise.version, promise.segment, promise.range.start);
@@ -480,4 +468,14 @@ impl Promises {
             })
             .map(|(promise, other)| format!("{promise}, but {other} has these bytes"))
     }
+}
+
+/// The places of all blocks in memory.
+fn places_of(sight: &Sight<'_>) -> BTreeSet<Place> {
+    let blocks = sight.survey.blocks.iter();
+    let places = blocks.flat_map(|block| {
+        let replicas = block.replicas.iter();
+        replicas.map(|at| (block.version.0, at.segment, at.offset.0))
+    });
+    places.collect()
 }

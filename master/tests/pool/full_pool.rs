@@ -414,8 +414,7 @@ async fn only_the_oldest_blocks_leave_while_the_room_of_others_is_fenced() {
             pool.lookup(SPACE, &[key(again).as_ref()][..], true);
             used.push(again);
         }
-        // The younger half stays. A machine that fences late evicts beyond the oldest blocks.
-        for young in used.iter().rev().take(128) {
+        for young in used.iter().rev().take(160) {
             let key = key(*young);
             let is_there = pool.exist(SPACE, &[key.as_ref()][..], false).answer;
             assert_eq!(is_there, [true], "{young} of {first}");

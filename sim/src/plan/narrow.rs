@@ -20,12 +20,7 @@ impl Plan {
         let stays = |fault: &Fault| {
             !takes_memory(fault) && fault.loss().is_none_or(|(_, loss)| loss < Loss::Writes)
         };
-        self.faults.retain(|(_, fault)| stays(fault));
-        let is_calm = |ambush: &Ambush| match &ambush.trick {
-            Trick::Fault(fault) => stays(fault),
-            _ => true,
-        };
-        self.ambushes.retain(is_calm);
+        self.keep_faults(stays);
         self.noise.flipped_writes = 0;
         self.noise.slow_disk = [20, 60, 150][dice.index(3)];
         if dice.chance(300) {
