@@ -192,6 +192,7 @@ impl Ambushes {
             }
             Some(Body::Fence(_)) => (Said::Fence, About::Nothing),
             Some(Body::AttachMedium(_)) => (Said::AttachMedium, About::Nothing),
+            Some(Body::Demoted(_)) => (Said::Demoted, About::Nothing),
             _ => return Duration::ZERO,
         };
         self.meet(Moment::Says(said), &about)

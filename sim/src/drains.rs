@@ -3,7 +3,7 @@
 use crate::checks::{RING, is_on, leading};
 use crate::copies::is_right;
 use crate::dice::{Dice, Stream};
-use crate::plan::{DiskFault, Fault, LATE_DROP, Loss, Plan, Process};
+use crate::plan::{Ambush, DiskFault, Fault, LATE_DROP, Loss, Moment, Plan, Process, Said, Trick};
 use crate::sight::Sight;
 use crate::world::World;
 use kvpool_master::membership::NodeState;
@@ -97,6 +97,33 @@ impl Plan {
             at = later + dice.between(3_000, 6_000);
         }
         self.length_ms = self.length_ms.max(at);
+        if dice.chance(400) {
+            self.stops_before_it_hears(&dice);
+        }
+    }
+
+    /// Nodes out of service stop while the answer to their first report is on its way.
+    fn stops_before_it_hears(&mut self, dice: &Dice) {
+        let ordered = self.faults.iter().filter_map(|(_, fault)| match fault {
+            Fault::OutOfService(node, ..) => Some(*node),
+            _ => None,
+        });
+        let ordered: BTreeSet<usize> = ordered.collect();
+        let at = Moment::Says(Said::Demoted);
+        let stops = ordered.into_iter().map(|node| {
+            let stop = Fault::Drain(node, dice.between(30, 1_500));
+            (2, Trick::Fault(stop))
+        });
+        let late = Trick::Late(dice.between(20, 300));
+        for (times, trick) in [(4, late)].into_iter().chain(stops) {
+            self.ambushes.push(Ambush {
+                at,
+                share: 600,
+                times,
+                after: 0,
+                trick,
+            });
+        }
     }
 
     /// The only node is taken out of service, and copies its blocks to its disk. Blocks that lie there alone are read

@@ -9,6 +9,7 @@ use crate::plan::{Noise, Plan, Process};
 use crate::promises::Promises;
 use crate::spans::Spans;
 use crate::trace::Trace;
+use crate::words::{Stop, Words};
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use kvpool_client::simulation::Unanswered;
@@ -86,6 +87,8 @@ pub(crate) struct Net {
     pub(crate) media: Media,
     /// What masters promised to readers.
     pub(crate) promises: Promises,
+    /// The answers to nodes that stop.
+    pub(crate) words: Words,
     pub(crate) violations: Mutex<Vec<String>>,
     pub(crate) ambushes: Arc<Ambushes>,
 }
@@ -168,6 +171,7 @@ impl Net {
             reads_are_right: plan.reads_are_right(),
             has_signed_reads: plan.has_signed_reads,
             promises: Promises::default(),
+            words: Words::default(),
             locations: Mutex::default(),
             reads: Mutex::default(),
             violations: Mutex::default(),
@@ -516,9 +520,12 @@ impl Net {
             .nodes
             .session_over(Box::pin(ReceiverStream::new(at_master)));
         let lives = [life, port.life.clone()];
-        let up = Arc::clone(&self).pump(from, to, outgoing.into_inner(), to_master, lives.clone());
-        tokio::spawn(up);
-        tokio::spawn(self.pump_down(to, from, answers, to_node, lives));
+        let stop = Arc::new(Stop::default());
+        let told = Arc::clone(&stop);
+        let net = Arc::clone(&self);
+        let sent = outgoing.into_inner();
+        tokio::spawn(net.pump(from, to, sent, (to_master, told), lives.clone()));
+        tokio::spawn(self.pump_down(to, from, answers, (to_node, stop), lives));
         Ok(Box::pin(ReceiverStream::new(at_node)))
     }
 
@@ -527,7 +534,7 @@ impl Net {
         from: Process,
         to: Process,
         mut messages: mpsc::Receiver<proto::NodeMessage>,
-        inbox: mpsc::Sender<Result<proto::NodeMessage, Status>>,
+        (inbox, stop): (mpsc::Sender<Result<proto::NodeMessage, Status>>, Arc<Stop>),
         [one, other]: [Life; 2],
     ) {
         let pump = async {
@@ -542,7 +549,11 @@ impl Net {
                     self.violations.lock().push(wrong);
                 }
                 sleep(self.ambushes.hears(&message)).await;
-                if !self.carry(from, to).await || inbox.send(Ok(message)).await.is_err() {
+                if !self.carry(from, to).await {
+                    return;
+                }
+                stop.hears(&message);
+                if inbox.send(Ok(message)).await.is_err() {
                     return;
                 }
             }
@@ -566,11 +577,17 @@ impl Net {
         from: Process,
         to: Process,
         mut messages: mpsc::UnboundedReceiver<Result<proto::MasterMessage, Status>>,
-        inbox: mpsc::Sender<Result<proto::MasterMessage, Status>>,
+        (inbox, stop): (
+            mpsc::Sender<Result<proto::MasterMessage, Status>>,
+            Arc<Stop>,
+        ),
         [one, other]: [Life; 2],
     ) {
         let pump = async {
             while let Some(message) = messages.recv().await {
+                let is_answer = message
+                    .as_ref()
+                    .is_ok_and(|message| stop.is_answered_by(message));
                 if let Ok(message) = &message {
                     if let (Process::Master(master), Process::Node(node)) = (from, to) {
                         let pool = || self.pool_of(master);
@@ -578,7 +595,13 @@ impl Net {
                     }
                     sleep(self.ambushes.orders(message)).await;
                 }
-                if !self.carry(from, to).await || inbox.send(message).await.is_err() {
+                if !self.carry(from, to).await {
+                    return;
+                }
+                if is_answer {
+                    self.words.reach(&one);
+                }
+                if inbox.send(message).await.is_err() {
                     return;
                 }
             }

@@ -64,6 +64,8 @@ pub enum Said {
     MediumAttached,
     /// From a node: it leaves.
     Draining,
+    /// To a node that leaves: how many blocks leave with it.
+    Demoted,
 }
 
 /// What happens then.

@@ -112,6 +112,7 @@ impl World {
                 saved => break saved,
             }
         };
+        self.judge_word(number, &port);
         match saved {
             Some(0) => {
                 self.saved.fetch_add(1, Ordering::Relaxed);

@@ -315,6 +315,7 @@ impl World {
         if port.life.is_over() {
             return;
         }
+        self.judge_word(number, &port);
         let left = saved.map_or("an unknown number of".to_owned(), |left| left.to_string());
         let said = format_args!("leaves, {left} blocks have no other replica").to_string();
         self.trace.note(Process::Node(number), said);
@@ -342,6 +343,15 @@ impl World {
             self.node_is_lost();
         }
         self.leave(port, number, down).await;
+    }
+
+    /// A node that stops takes no word of its leader from before the leader heard of the stop.
+    pub(super) fn judge_word(&self, number: usize, port: &NodePort) {
+        if port.node.saved().is_some() && !self.net.words.have_reached(&port.life) {
+            self.load.violate(format!(
+                "n{number} stops, and takes an answer that its leader gave before it heard of the stop"
+            ));
+        }
     }
 
     /// Ends the process of a master. False when it has ended before.
