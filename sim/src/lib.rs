@@ -58,7 +58,8 @@ mod words;
 mod world;
 
 pub use plan::{
-    Ambush, Call, DiskFault, Fault, Logged, Mix, Moment, Noise, Plan, Process, Said, Tenant, Trick,
+    Ambush, Call, Departs, DiskFault, Fault, Logged, Mix, Moment, Noise, Plan, Process, Said,
+    Tenant, Trick,
 };
 pub use shrink::shrink;
 pub use world::{Report, run};

@@ -2,6 +2,7 @@
 //! failing one can be made smaller.
 
 mod ambush;
+mod departures;
 mod draw;
 mod losses;
 mod mix;
@@ -10,6 +11,7 @@ mod narrow;
 mod theme;
 
 pub use ambush::{Ambush, Logged, Moment, Said, Trick};
+pub use departures::Departs;
 pub(crate) use losses::Loss;
 pub use mix::{Call, Mix};
 pub(crate) use narrow::NARROW;
@@ -301,6 +303,8 @@ pub struct Plan {
     pub faults: Vec<(u64, Fault)>,
     /// Faults and calls that wait for a moment.
     pub ambushes: Vec<Ambush>,
+    /// The departure at rest that the pool is made for, if any.
+    pub departs: Option<Departs>,
 }
 
 impl Plan {
@@ -437,6 +441,9 @@ impl fmt::Display for Plan {
         if self.settings_late_ms > 0 {
             let ms = self.settings_late_ms;
             writeln!(f, "  the first settings come after {ms} ms")?;
+        }
+        if let Some(departs) = self.departs {
+            writeln!(f, "  a node leaves at rest: {departs:?}")?;
         }
         if self.two_replicas {
             writeln!(f, "  each put asks for two replicas")?;

@@ -79,6 +79,7 @@ fn candidates(plan: &Plan) -> Vec<Plan> {
     add(&|plan| plan.mix = Mix::USUAL);
     add(&|plan| plan.settings_late_ms = 0);
     add(&|plan| plan.two_replicas = false);
+    add(&|plan| plan.departs = None);
     add(&|plan| plan.writes_per_day = None);
     add(&|plan| plan.tenants.truncate(1));
     add(&|plan| plan.clients = plan.clients.saturating_sub(1).max(1));

@@ -1,5 +1,6 @@
 //! One history: the processes of a plan, its faults, and the checks.
 
+mod crowding;
 mod departure;
 mod faults;
 

@@ -67,6 +67,7 @@ impl Plan {
             },
             faults: Vec::new(),
             ambushes: Vec::new(),
+            departs: None,
         };
         let count = if calm {
             dice.below(3)
@@ -113,6 +114,7 @@ impl Plan {
         plan.draw_budget();
         plan.draw_operator();
         plan.draw_quiet_drains();
+        plan.draw_departures();
         plan.faults.sort_by_key(|(at, _)| *at);
         plan
     }

@@ -7,7 +7,7 @@ use crate::dice::{Dice, Stream};
 use crate::life::Life;
 use crate::load::{Task, connect};
 use crate::net::NodePort;
-use crate::plan::{DiskFault, Process, Tenant, tenant_name};
+use crate::plan::{Departs, DiskFault, Process, Tenant, tenant_name};
 use kvpool_master::pool::Pool;
 use kvpool_types::{Incarnation, NodeName, Setting, Version};
 use std::collections::BTreeSet;
@@ -53,7 +53,18 @@ enum Hindrance {
 }
 
 impl Hindrance {
-    fn drawn(dice: &Dice, has_disks: bool) -> Self {
+    /// One that matters to the pool.
+    fn drawn(dice: &Dice, departs: Option<Departs>, has_disks: bool) -> Self {
+        let of_pool = match departs {
+            Some(Departs::Alone) => Some(Self::DiskStalls),
+            Some(Departs::WithRoom) => Some(Self::DiskIsFull),
+            Some(Departs::WithoutRoom) | None => None,
+        };
+        if let Some(of_pool) = of_pool
+            && dice.chance(700)
+        {
+            return [of_pool, Self::StoreIsFull][dice.index(2)];
+        }
         let all = [
             Self::StoreIsFull,
             Self::SessionBreaks,
@@ -71,7 +82,14 @@ impl World {
     pub(crate) async fn a_node_leaves(self: &Arc<Self>) -> Result<(), String> {
         let plan = &self.plan;
         let dice = Dice::new(plan.seed, Stream::Departure);
-        let share = if plan.disk_bytes >= RING { 700 } else { 400 };
+        if plan.departs == Some(Departs::WithoutRoom) {
+            return Box::pin(self.a_node_leaves_a_crowd(&dice)).await;
+        }
+        let share = match plan.disk_bytes {
+            _ if plan.departs.is_some() => 1_000,
+            RING.. => 700,
+            _ => 400,
+        };
         if plan.nodes < 2 && !plan.has_disks() || !dice.chance(share) {
             return Ok(());
         }
@@ -81,7 +99,7 @@ impl World {
             return Ok(());
         };
         let node = port.node.incarnation();
-        let hindrance = Hindrance::drawn(&dice, plan.has_disks());
+        let hindrance = Hindrance::drawn(&dice, plan.departs, plan.has_disks());
         let must_save = self.has_room_for_all_of(&pool, number, node, hindrance);
         let before = versions_on(&pool, node);
         drop(pool);

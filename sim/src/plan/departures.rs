@@ -1,0 +1,72 @@
+//! Pools that are made for a node that leaves them at rest. Elsewhere it seldom has blocks that must move or be copied.
+
+use super::{Fault, LATE_DROP, Loss, Plan};
+use crate::dice::{Dice, Stream};
+
+/// The pool that a node leaves at rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Departs {
+    /// The node is the only one. Its disk takes all blocks, and its memory does not.
+    Alone,
+    /// Two nodes have disks, and the memory of each takes all blocks.
+    WithRoom,
+    /// Two nodes have no disks, and their memory is full of leased blocks.
+    WithoutRoom,
+}
+
+impl Plan {
+    /// From a stream of its own. What takes copies from disks, or blocks from the pool, gives way.
+    pub(super) fn draw_departures(&mut self) {
+        let dice = Dice::new(self.seed, Stream::Departures);
+        let has_settings = self.tenants.iter().any(|one| !one.settings.is_empty());
+        if self.keeps_all || has_settings || !dice.chance(200) {
+            return;
+        }
+        let is_order = |fault: &Fault| {
+            matches!(
+                fault,
+                Fault::LittleMemory(..) | Fault::Quota(..) | Fault::Delete(..)
+            )
+        };
+        let stays = |fault: &Fault| {
+            !is_order(fault) && fault.loss().is_none_or(|(_, loss)| loss < Loss::Writes)
+        };
+        self.keep_faults(stays);
+        self.noise.flipped_writes = 0;
+        self.drop_ms = LATE_DROP;
+        self.ssd_drop_ms = None;
+        self.writes_per_day = None;
+        // They were drawn for the memory that this pool would have had.
+        self.pins.clear();
+        self.segments = 1;
+        self.longest_pause = self.longest_pause.min(40_000);
+        self.disk_bytes = dice.between(48, 64) << 20;
+        let departs = [Departs::Alone, Departs::WithRoom, Departs::WithoutRoom][dice.index(3)];
+        match departs {
+            Departs::Alone => {
+                self.nodes = 1;
+                self.keys = self.keys.max(24);
+                let all = self.keys * self.longest_block / 2;
+                let share = all * dice.between(30, 50) / 100;
+                let least = 4 * self.longest_block;
+                self.segment_bytes = share.max(least).next_multiple_of(64 << 10);
+            }
+            Departs::WithRoom => {
+                self.nodes = 2;
+                self.keys = self.keys.min(24);
+                self.longest_block = self.longest_block.min(40_000);
+                self.segment_bytes = 8 << 20;
+            }
+            Departs::WithoutRoom => {
+                self.nodes = 2;
+                self.disk_bytes = 0;
+                self.longest_block = self.longest_block.min(40_000);
+                self.segment_bytes = dice.between(24, 32) << 16;
+                self.lease_ms = dice.between(2_000, 4_000);
+            }
+        }
+        let longest = self.longest_block;
+        self.one_length = self.one_length.map(|length| length.min(longest));
+        self.departs = Some(departs);
+    }
+}
