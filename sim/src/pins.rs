@@ -13,6 +13,7 @@ use kvpool_master::replica::Replica;
 use kvpool_types::{Extent, Offset, SegmentId, Setting, Version};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 use tokio::time::Instant;
 
 /// One of so many keys is pinned.
@@ -30,6 +31,8 @@ struct Seen {
     leaves: bool,
     /// Whether none of these nodes can be read.
     is_hidden: bool,
+    /// Whether one of these nodes can be read, has a session and stays.
+    stays: bool,
 }
 
 /// What was seen of pinned blocks, by the numbers of their keys. See the module's documentation.
@@ -41,6 +44,8 @@ pub(crate) struct Pins {
     at: Option<Instant>,
     /// The term of the last look.
     epoch: u64,
+    /// How many nodes had been lost by then.
+    losses: u64,
 }
 
 /// A pinned block that has left.
@@ -50,6 +55,15 @@ pub(crate) struct Unpinned {
     pub(crate) version: Version,
     /// When it was seen last.
     pub(crate) since: Instant,
+}
+
+/// The disks of the nodes for which `is_wanted` is true.
+fn disks_of(plan: &Plan, pool: &Pool, is_wanted: impl Fn(usize) -> bool) -> Vec<SegmentId> {
+    let wanted = (0..plan.nodes).filter(|node| is_wanted(*node));
+    let wanted: Vec<String> = wanted.map(|node| format!("n{node}")).collect();
+    let views = pool.media().into_iter().map(|view| view.record);
+    let disks = views.filter(|medium| wanted.contains(&medium.node.0));
+    disks.map(|medium| medium.id).collect()
 }
 
 impl Tenant {
@@ -157,6 +171,11 @@ impl Pins {
         let segments = pool.placement.segments();
         let is_there = |id: &SegmentId| segments.get(*id).is_some_and(|one| one.node.is_readable());
         let leaves = |id: &SegmentId| segments.get(*id).is_none_or(|one| one.node.drains());
+        let has_session = |id: &SegmentId| {
+            let segment = segments.get(*id);
+            segment.is_some_and(|one| one.node.is_connected())
+        };
+        let stays = |id: &SegmentId| is_there(id) && has_session(id) && !leaves(id);
         let mut now = BTreeMap::new();
         for tenant in 0..plan.tenants.len() {
             for key in plan.keys_of(tenant).filter(|key| plan.pins(*key)) {
@@ -186,6 +205,7 @@ impl Pins {
                 let [memory, media] = places;
                 let version = latest;
                 let (leaves, is_hidden) = (memory.iter().all(leaves), !memory.iter().any(is_there));
+                let stays = memory.iter().any(stays);
                 now.insert(
                     key,
                     Seen {
@@ -194,19 +214,12 @@ impl Pins {
                         media,
                         leaves,
                         is_hidden,
+                        stays,
                     },
                 );
             }
         }
-        let right: Vec<String> = (0..plan.nodes)
-            .filter(|node| plan.keeps_disk(*node))
-            .map(|node| format!("n{node}"))
-            .collect();
-        let views = pool.media().into_iter().map(|view| view.record);
-        let disks: Vec<SegmentId> = views
-            .filter(|medium| right.contains(&medium.node.0))
-            .map(|medium| medium.id)
-            .collect();
+        let disks = disks_of(plan, pool, |node| plan.keeps_disk(node));
         let since = self.at.replace(Instant::now());
         let before = std::mem::replace(&mut self.seen, now);
         let mut deleted = plan.all_faults();
@@ -215,12 +228,19 @@ impl Pins {
         if is_same_term && !is_deleted && !world.has_just_lost() {
             self.copies_stay(plan, pool, &before)?;
         }
+        let losses = world.losses.load(Ordering::Acquire);
+        let lost_none = std::mem::replace(&mut self.losses, losses) == losses;
+        // A node that stayed for a moment took the block over, and was lost.
+        let is_judged = is_same_term && !is_deleted && lost_none && plan.ssd_drop_ms.is_none();
+        let sound = disks_of(plan, pool, |node| is_right(plan, node));
+        let has_copy = |seen: &Seen| seen.media.iter().any(|id| sound.contains(id));
         let left = before.into_iter().filter_map(|(key, seen)| {
             let stays = match seen.memory.is_empty() {
                 true => seen.media.iter().any(|id| disks.contains(id)),
                 false => seen.memory.iter().any(is_there),
             };
             let now = self.seen.get(&key).map(|now| now.version);
+            let stays = stays || is_judged && !seen.stays && has_copy(&seen);
             let has_left = stays && now != Some(seen.version);
             (has_left && !self.damaged.contains(&seen.version)).then_some(Unpinned {
                 key,
@@ -242,13 +262,7 @@ impl Pins {
         pool: &Pool,
         before: &BTreeMap<u64, Seen>,
     ) -> Result<(), String> {
-        let views = pool.media().into_iter().map(|view| view.record);
-        let right = (0..plan.nodes).filter(|node| is_right(plan, *node));
-        let right: Vec<String> = right.map(|node| format!("n{node}")).collect();
-        let disks: Vec<SegmentId> = views
-            .filter(|medium| right.contains(&medium.node.0))
-            .map(|medium| medium.id)
-            .collect();
+        let disks = disks_of(plan, pool, |node| is_right(plan, node));
         for (key, seen) in before {
             let Some(now) = self.seen.get(key) else {
                 continue;

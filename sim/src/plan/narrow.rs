@@ -54,6 +54,7 @@ impl Plan {
             self.faults
                 .push((dice.between(1_500, self.length_ms), fault));
         }
+        self.lose_memory_twice(&dice);
         // Copies are written, moved and read while their records, or removals of their keys, are on their way to the
         // log.
         let fails = dice.chance(300);
@@ -79,5 +80,25 @@ impl Plan {
                     .push((dice.between(1_500, self.length_ms), fault));
             }
         }
+    }
+
+    /// Memory is lost. Its pinned blocks come back from their disk before their zone is emptied, to memory that leaves
+    /// soon or is silent.
+    fn lose_memory_twice(&mut self, dice: &Dice) {
+        let mut end = self.length_ms;
+        for _ in 0..dice.between(1, 3) {
+            let node = dice.index(self.nodes);
+            let at = dice.between(1_500, self.length_ms);
+            let down = dice.between(30, 150);
+            let again = at + down + dice.between(60, 1_200);
+            let next = match dice.chance(650) {
+                true => Fault::Drain(node, down),
+                false => Fault::Stop(Process::Node(node), dice.between(900, 2_000)),
+            };
+            let crash = Fault::Crash(Process::Node(node), down);
+            self.faults.extend([(at, crash), (again, next)]);
+            end = end.max(again + 1_000);
+        }
+        self.length_ms = end;
     }
 }
