@@ -214,14 +214,22 @@ fn kept_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// A drain takes no block out of the pool.
+/// A drain takes no block out of the pool, and leaves none in a zone alone that it may empty.
 fn drained_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
     let left = world.stays.lock().look(sight, world);
     let history = world.load.history.lock();
-    for (key, version, since) in left {
+    for (key, version, since) in left.lost {
         if !history.may_have_changed(key, since) {
             return Err(format!(
                 "the block of key {key}, version {version}, has left the memory of a node that drains, and has no copy"
+            ));
+        }
+    }
+    for (key, version, since) in left.doomed {
+        if !history.may_have_changed(key, since) {
+            return Err(format!(
+                "the block of key {key}, version {version}, has left the memory of a node that drains, and the drain \
+                 may empty the zone of its copy"
             ));
         }
     }

@@ -6,11 +6,14 @@ use crate::dice::{Dice, Stream};
 use crate::plan::{Ambush, DiskFault, Fault, LATE_DROP, Loss, Moment, Plan, Process, Said, Trick};
 use crate::sight::Sight;
 use crate::world::World;
-use kvpool_master::membership::NodeState;
+use kvpool_master::directory::{StoredBlock, Tick};
+use kvpool_master::membership::{NodeState, StoreNode};
 use kvpool_master::pool::Pool;
 use kvpool_master::replica::Replica;
 use kvpool_types::{Incarnation, SegmentId, Version};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use tokio::time::Instant;
 
 impl Plan {
@@ -146,25 +149,43 @@ impl Plan {
     }
 }
 
+/// When the writing of each zone ended last.
+type Sealed = BTreeMap<SegmentId, Vec<Tick>>;
+
 /// The blocks in the memory of a node that drains, at the last look.
 #[derive(Debug, Default)]
 pub(crate) struct Stays {
     drains: Option<(u64, Incarnation)>,
     seen: BTreeMap<u64, Version>,
     at: Option<Instant>,
+    /// Whether the node had not been told by then that it may leave.
+    awaits: bool,
+    /// The term and the zones at the last look at which no node drained.
+    calm: Option<(u64, Sealed)>,
+}
+
+/// Blocks that have left the memory of a node that drains, with the time at which they were seen last.
+#[derive(Debug, Default)]
+pub(crate) struct Left {
+    /// They have no copy.
+    pub(crate) lost: Vec<(u64, Version, Instant)>,
+    /// Their copies are in zones that were full before the drain began, so the drain may empty them.
+    pub(crate) doomed: Vec<(u64, Version, Instant)>,
 }
 
 impl Stays {
     /// Looks at the only node of a pool whose disk has room and goes right. While it drains, memory is made free there
     /// only for loads, by blocks whose copies stay. So a block that was in its memory is there, or on its disk. Returns
-    /// the others, with the time at which they were seen last.
-    pub(crate) fn look(
-        &mut self,
-        sight: &Sight<'_>,
-        world: &World,
-    ) -> Vec<(u64, Version, Instant)> {
+    /// the others.
+    pub(crate) fn look(&mut self, sight: &Sight<'_>, world: &World) -> Left {
         let plan = &world.plan;
         let members = sight.pool.members.all();
+        let awaits = |one: &Arc<StoreNode>| one.drains() && one.awaits_word();
+        let awaits = members.iter().any(awaits);
+        let awaited = std::mem::replace(&mut self.awaits, awaits) && awaits;
+        if !members.iter().any(|one| one.drains()) {
+            self.calm = Some((sight.pool.epoch.0, sight.pool.sealed_zones()));
+        }
         let mut draining = members
             .iter()
             .filter(|one| one.drains() && one.is_connected());
@@ -182,17 +203,66 @@ impl Stays {
             .collect();
         let before = std::mem::replace(&mut self.seen, now);
         let since = self.at.replace(Instant::now());
-        let Some(since) = since.filter(|_| is_same && blocks_last(plan)) else {
-            return Vec::new();
+        let mut left = Left::default();
+        let Some(since) = since.filter(|_| is_same) else {
+            return left;
         };
-        let has_left = |(key, version): &(u64, Version)| {
-            let forms = [sight.block(*key), sight.copy(*key)];
-            let mut forms = forms.into_iter().flatten();
-            !forms.any(|form| form.version == *version)
-        };
-        let left = before.into_iter().filter(has_left);
-        left.map(|(key, version)| (key, version, since)).collect()
+        let judges_zones =
+            awaited && zones_last(plan) && !world.load.is_over.load(Ordering::Acquire);
+        for (key, version) in before {
+            let has_version = |form: &&StoredBlock| form.version == version;
+            if sight.block(key).is_some_and(|block| has_version(&block)) {
+                continue;
+            }
+            match sight.copy(key).filter(has_version) {
+                None if blocks_last(plan) => left.lost.push((key, version, since)),
+                Some(copy) if judges_zones && self.is_doomed(sight.pool, copy) => {
+                    left.doomed.push((key, version, since));
+                }
+                None | Some(_) => {}
+            }
+        }
+        left
     }
+
+    /// Whether a copy is in a zone that was full before the drain began, and that was not written since. The drain
+    /// keeps the zone that it found half full, and those that it has filled.
+    fn is_doomed(&self, pool: &Pool, copy: &StoredBlock) -> bool {
+        let calm = self.calm.as_ref();
+        let Some((_, before)) = calm.filter(|(term, _)| *term == pool.epoch.0) else {
+            return false;
+        };
+        let now = pool.sealed_zones();
+        let media = pool.media();
+        copy.replicas.iter().any(|at| {
+            let mut records = media.iter().map(|view| &view.record);
+            let Some(medium) = records.find(|medium| medium.id == at.segment) else {
+                return false;
+            };
+            let zone = at.offset.0 / medium.zone.0.max(1);
+            let at_zone = |zones: &Sealed| {
+                let zones = zones.get(&at.segment)?;
+                zones.get(usize::try_from(zone).ok()?).copied()
+            };
+            let was_full = at_zone(before);
+            zone != u64::from(medium.cursor) && was_full.is_some() && was_full == at_zone(&now)
+        })
+    }
+}
+
+/// Whether memory is made free for loads alone while the only node drains. An operator's order makes no copies at
+/// first, and empties no zone.
+fn zones_last(plan: &Plan) -> bool {
+    let is_order = |fault: &Fault| {
+        matches!(
+            fault,
+            Fault::Quota(..) | Fault::Delete(..) | Fault::OutOfService(..)
+        )
+    };
+    plan.noise.flipped_writes == 0
+        && is_right(plan, 0)
+        && plan.tenants.iter().all(|one| one.settings.is_empty())
+        && !plan.all_faults().any(is_order)
 }
 
 /// Whether nothing but a change of its key takes a block from memory and from the disk at once.

@@ -1,6 +1,6 @@
 //! Pools that are made for a node that leaves them at rest. Elsewhere it seldom has blocks that must move or be copied.
 
-use super::{Fault, LATE_DROP, Loss, Plan};
+use super::{Call, Fault, LATE_DROP, Loss, Plan};
 use crate::dice::{Dice, Stream};
 
 /// The pool that a node leaves at rest.
@@ -50,6 +50,7 @@ impl Plan {
                 let share = all * dice.between(30, 50) / 100;
                 let least = 4 * self.longest_block;
                 self.segment_bytes = share.max(least).next_multiple_of(64 << 10);
+                self.drains_slowly(&dice);
             }
             Departs::WithRoom => {
                 self.nodes = 2;
@@ -68,5 +69,17 @@ impl Plan {
         let longest = self.longest_block;
         self.one_length = self.one_length.map(|length| length.min(longest));
         self.departs = Some(departs);
+    }
+
+    /// Single requests of the disk are slow while the only node drains, and blocks on the disk are read meanwhile.
+    fn drains_slowly(&mut self, dice: &Dice) {
+        self.noise.slow_disk = [20, 60, 150][dice.index(3)];
+        self.mix.raise(Call::Upsert, 3);
+        self.mix.raise(Call::Get, 12);
+        for _ in 0..dice.between(1, 3) {
+            let at = dice.between(1_500, self.length_ms);
+            let down = dice.between(30, 300);
+            self.faults.push((at, Fault::Drain(0, down)));
+        }
     }
 }
