@@ -3,6 +3,7 @@
 mod crowding;
 mod departure;
 mod faults;
+mod silence;
 
 use crate::chains::Chains;
 use crate::checks;
@@ -19,7 +20,7 @@ use crate::load::{Load, Task, Touch, connect};
 use crate::master::Master;
 use crate::net::{Net, NodePort, master_address, node_address};
 use crate::pins::Pins;
-use crate::plan::{Plan, Process, tenant_name};
+use crate::plan::{Departs, Plan, Process, tenant_name};
 use crate::replicas::Replicas;
 use crate::ssd::Ssd;
 use crate::store::Disk;
@@ -407,6 +408,7 @@ impl World {
             held_per_client: Length(segment.0 * self.plan.segments as u64),
             asks_for_signed_reads: self.plan.has_signed_reads,
             disks: self.disks_of(number, &life),
+            moves_blocks: self.plan.departs != Some(Departs::WithoutMoves),
         };
         let (net, session_life) = (Arc::clone(&self.net), life.clone());
         let connect = move |address: &str, outgoing| {

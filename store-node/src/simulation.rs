@@ -46,6 +46,8 @@ pub struct Setup {
     pub asks_for_signed_reads: bool,
     /// The disks.
     pub disks: Vec<Disk>,
+    /// Whether a node that stops waits until its blocks are elsewhere.
+    pub moves_blocks: bool,
 }
 
 /// A segment that only this process uses. Its pages are allocated as they are written.
@@ -139,7 +141,7 @@ impl Node {
             shm_path: String::new(),
             media: media.clone(),
             pulls: Pulls::simulated(store.clone(), dialer),
-            moves_blocks: true,
+            moves_blocks: setup.moves_blocks,
             connections: Box::new(|| 0),
             problems: Box::new(Vec::new),
             connect: Some(connect),

@@ -8,6 +8,8 @@ use crate::dice::{Dice, Stream};
 pub enum Departs {
     /// The node is the only one. Its disk takes all blocks, and its memory does not.
     Alone,
+    /// The same, and the node waits for no moves to other nodes. Its blocks are copied to its disk alone.
+    WithoutMoves,
     /// Two nodes have disks, and the memory of each takes all blocks.
     WithRoom,
     /// Two nodes have no disks, and their memory is full of leased blocks.
@@ -19,7 +21,7 @@ impl Plan {
     pub(super) fn draw_departures(&mut self) {
         let dice = Dice::new(self.seed, Stream::Departures);
         let has_settings = self.tenants.iter().any(|one| !one.settings.is_empty());
-        if self.keeps_all || has_settings || !dice.chance(200) {
+        if self.keeps_all || has_settings || !dice.chance(250) {
             return;
         }
         let is_order = |fault: &Fault| {
@@ -41,9 +43,14 @@ impl Plan {
         self.segments = 1;
         self.longest_pause = self.longest_pause.min(40_000);
         self.disk_bytes = dice.between(48, 64) << 20;
-        let departs = [Departs::Alone, Departs::WithRoom, Departs::WithoutRoom][dice.index(3)];
+        let departs = [
+            Departs::Alone,
+            Departs::WithoutMoves,
+            Departs::WithRoom,
+            Departs::WithoutRoom,
+        ][dice.index(4)];
         match departs {
-            Departs::Alone => {
+            Departs::Alone | Departs::WithoutMoves => {
                 self.nodes = 1;
                 self.keys = self.keys.max(24);
                 let all = self.keys * self.longest_block / 2;

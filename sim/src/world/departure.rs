@@ -50,6 +50,8 @@ enum Hindrance {
     DiskStalls,
     /// The node's disk takes no writes.
     DiskIsFull,
+    /// The leader dies, and the next one uses the node's disk late, while the node is silent.
+    AttachmentIsLate,
 }
 
 impl Hindrance {
@@ -57,6 +59,7 @@ impl Hindrance {
     fn drawn(dice: &Dice, departs: Option<Departs>, has_disks: bool) -> Self {
         let of_pool = match departs {
             Some(Departs::Alone) => Some(Self::DiskStalls),
+            Some(Departs::WithoutMoves) => Some(Self::AttachmentIsLate),
             Some(Departs::WithRoom) => Some(Self::DiskIsFull),
             Some(Departs::WithoutRoom) | None => None,
         };
@@ -120,6 +123,9 @@ impl World {
             self.order_without_a_session(number, &port).await?;
         }
         port.node.drain();
+        if hindrance == Hindrance::AttachmentIsLate {
+            self.attach_in_silence(number).await;
+        }
         let ssd = self.ssds.get(number);
         ssd.into_iter().for_each(|ssd| ssd.ledger.drain());
         let reader = spawn_local(Arc::clone(self).read_all());
@@ -219,7 +225,7 @@ impl World {
     ) -> Option<JoinHandle<()>> {
         let node = Process::Node(number);
         match hindrance {
-            Hindrance::Nothing | Hindrance::OrderIsLate => {}
+            Hindrance::Nothing | Hindrance::OrderIsLate | Hindrance::AttachmentIsLate => {}
             Hindrance::StoreIsFull => self.disk.fill(FULL),
             Hindrance::SessionBreaks => {
                 self.cut_off(node, CUT);
