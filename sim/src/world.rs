@@ -1,8 +1,8 @@
 //! One history: the processes of a plan, its faults, and the checks.
 
-mod crowding;
 mod departure;
 mod faults;
+mod full_memory;
 mod silence;
 
 use crate::chains::Chains;

@@ -85,8 +85,8 @@ impl World {
     pub(crate) async fn a_node_leaves(self: &Arc<Self>) -> Result<(), String> {
         let plan = &self.plan;
         let dice = Dice::new(plan.seed, Stream::Departure);
-        if plan.departs == Some(Departs::WithoutRoom) {
-            return Box::pin(self.a_node_leaves_a_crowd(&dice)).await;
+        if plan.departs == Some(Departs::WithoutRoom) && plan.nodes > 1 {
+            return Box::pin(self.a_node_leaves_full_memory(&dice)).await;
         }
         let share = match plan.disk_bytes {
             _ if plan.departs.is_some() => 1_000,

@@ -7,7 +7,7 @@ use crate::dice::Dice;
 use crate::history::bytes_of;
 use crate::life::Life;
 use crate::load::{connect, name};
-use kvpool_client::{Client, PutBlock, PutOptions, Region};
+use kvpool_client::{Client, ControlError, PutBlock, PutOptions, Region};
 use kvpool_master::pool::Pool;
 use kvpool_types::{Incarnation, Key, NamespaceSettings, Version};
 use std::cmp::Reverse;
@@ -18,7 +18,7 @@ use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep};
 
 /// The namespace of the blocks.
-const CROWD: &str = "crowd";
+const FILLING: &str = "filling";
 /// The length of each block.
 const LENGTH: usize = 64 << 10;
 /// The blocks of one put.
@@ -34,16 +34,16 @@ const FULL: Duration = Duration::from_secs(11);
 /// How long the node waits for its blocks.
 const PATIENCE: Duration = Duration::from_secs(25);
 
-/// The keys of the crowd, as a node finds them that leaves.
-struct Crowd {
+/// The blocks that fill memory, as a node has them that leaves.
+struct Filling {
     /// The blocks that the node got last, and that are nowhere else.
     latest: Vec<(Key, Version)>,
     others: Vec<Key>,
 }
 
-impl Crowd {
+impl Filling {
     fn of(pool: &Pool, node: Incarnation) -> Option<Self> {
-        let namespace = pool.namespace(CROWD).ok()?;
+        let namespace = pool.namespace(FILLING).ok()?;
         let mut blocks = pool.stored_blocks();
         blocks.retain(|block| block.namespace == namespace);
         blocks.sort_by_key(|block| Reverse(block.version));
@@ -61,9 +61,12 @@ impl Crowd {
 
 impl World {
     /// See the module's documentation. In half of the cases the store is full while the leases end.
-    pub(super) async fn a_node_leaves_a_crowd(self: &Arc<Self>, dice: &Dice) -> Result<(), String> {
+    pub(super) async fn a_node_leaves_full_memory(
+        self: &Arc<Self>,
+        dice: &Dice,
+    ) -> Result<(), String> {
         let life = Life::default();
-        let client = connect(&self.net, 99, &life, self.plan.masters(), CROWD).await;
+        let client = connect(&self.net, 99, &life, self.plan.masters(), FILLING).await;
         self.fill_memory(&client).await;
         let pool = checks::at_rest(self, Duration::ZERO).await?;
         let number = dice.index(self.plan.nodes);
@@ -71,7 +74,7 @@ impl World {
             return Ok(());
         };
         let node = port.node.incarnation();
-        let Some(crowd) = Crowd::of(&pool, node) else {
+        let Some(filling) = Filling::of(&pool, node) else {
             return Ok(());
         };
         drop(pool);
@@ -82,9 +85,13 @@ impl World {
                 "n{number} leaves a pool full of leased blocks, the store is full: {is_full}"
             ),
         );
-        let latest: Vec<Key> = crowd.latest.iter().map(|(key, _)| key.clone()).collect();
-        let refused = |error| format!("blocks of a pool at rest are not leased: {error}");
-        let older = client.match_prefix(&crowd.others).await.map_err(refused)?;
+        let latest: Vec<Key> = filling.latest.iter().map(|(key, _)| key.clone()).collect();
+        let refused =
+            |error: ControlError| format!("blocks of a pool at rest are not leased: {error}");
+        let older = client
+            .match_prefix(&filling.others)
+            .await
+            .map_err(refused)?;
         let newer = client.match_prefix(&latest).await.map_err(refused)?;
         port.node.drain();
         sleep(ASKED).await;
@@ -104,7 +111,7 @@ impl World {
             sleep(CHECK).await;
         }
         self.judge_word(number, &port);
-        let lost = self.only_on(node, &crowd);
+        let lost = self.only_on(node, &filling);
         self.left_early.store(true, Ordering::Release);
         self.node_is_lost();
         Arc::clone(self).leave(port, number, Duration::ZERO).await;
@@ -123,7 +130,7 @@ impl World {
     }
 
     /// The first of the latest blocks without a replica on another node.
-    fn only_on(&self, node: Incarnation, crowd: &Crowd) -> Option<Version> {
+    fn only_on(&self, node: Incarnation, filling: &Filling) -> Option<Version> {
         let leading = checks::leading(self);
         let (_, pool) = leading.first()?;
         let blocks = pool.stored_blocks();
@@ -131,7 +138,7 @@ impl World {
             let mut known = blocks.iter().filter(|block| block.version == version);
             known.any(|block| block.replicas.iter().any(|at| !is_on(pool, at, node)))
         };
-        let mut latest = crowd.latest.iter().map(|(_, version)| *version);
+        let mut latest = filling.latest.iter().map(|(_, version)| *version);
         latest.find(|version| !is_elsewhere(*version))
     }
 
