@@ -1,7 +1,7 @@
 //! Disks of two zones. Each zone is emptied soon after the other one was written, and pinned copies fill much of both.
 
 use super::{
-    Ambush, Call, DiskFault, Fault, LATE_DROP, Logged, Loss, Moment, Plan, Process, Trick,
+    Ambush, Call, DiskFault, Fault, LATE_DROP, Logged, Loss, Moment, Plan, Process, Said, Trick,
 };
 use crate::dice::{Dice, Stream};
 
@@ -100,5 +100,16 @@ impl Plan {
             end = end.max(again + 1_000);
         }
         self.length_ms = end;
+        if dice.chance(600) {
+            // A node leaves while copies move to another zone, and the zone that they leave is emptied next.
+            let leaves = Fault::Drain(dice.index(self.nodes), dice.between(30, 300));
+            self.ambushes.push(Ambush {
+                at: Moment::Says(Said::Transfers),
+                share: 40,
+                times: 2,
+                after: 0,
+                trick: Trick::Fault(leaves),
+            });
+        }
     }
 }
