@@ -47,3 +47,34 @@ impl Words {
         self.0.lock().iter().any(|life| life.is_same(node))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(out_of_service: bool) -> proto::NodeMessage {
+        let draining = proto::Draining {
+            out_of_service,
+            ..proto::Draining::default()
+        };
+        proto::NodeMessage {
+            body: Some(node_message::Body::Draining(draining)),
+        }
+    }
+
+    #[test]
+    fn an_answer_to_an_operators_order_is_none_to_the_stop() {
+        let word = proto::Demoted {
+            left: 0,
+            answers: 1,
+        };
+        let word = proto::MasterMessage {
+            body: Some(master_message::Body::Demoted(word)),
+        };
+        let stop = Stop::default();
+        stop.hears(&report(true));
+        assert!(!stop.is_answered_by(&word));
+        stop.hears(&report(false));
+        assert!(stop.is_answered_by(&word));
+    }
+}

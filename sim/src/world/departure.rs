@@ -161,7 +161,9 @@ impl World {
         let copies = pool.stored_copies().into_iter();
         let all = pool.stored_blocks().into_iter().chain(copies);
         let after: BTreeSet<Version> = all.map(|block| block.version).collect();
-        let mut lost = before.difference(&after).filter(|_| must_save);
+        // The next leader may make room in a full memory.
+        let is_judged = must_save && hindrance != Hindrance::AttachmentIsLate;
+        let mut lost = before.difference(&after).filter(|_| is_judged);
         match lost.next() {
             Some(lost) => Err(format!(
                 "n{number} has left the pool at rest in order, and version {lost} is lost: {hindrance:?}"
