@@ -14,6 +14,7 @@ use crate::load::{Task, connect, name};
 use crate::pins::Unpinned;
 use crate::plan::{Fault, Process, Tenant, tenant_name};
 use crate::promises::Gone;
+use crate::removed;
 use crate::rest;
 use crate::sight::Sight;
 use crate::successor::{self, lines};
@@ -74,6 +75,7 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
             .map_err(|wrong| format!("m{number} in epoch {}: {wrong}", pool.epoch))?;
         ids_name_one_segment(world, *number, pool)?;
         keys_have_one_version(sight)?;
+        removed::stay_away(world, sight)?;
         // A block that comes back from a disk has left its chain, and one with a wrong byte is dropped.
         if world.plan.noise.flipped_writes == 0 && !world.plan.has_disks() {
             parents_stay(world, sight)?;

@@ -43,6 +43,7 @@ mod net;
 mod pins;
 mod plan;
 mod promises;
+mod removed;
 mod replicas;
 mod rest;
 mod shrink;

@@ -17,6 +17,7 @@
 use crate::chains::{Behind, links_of};
 use crate::checks;
 use crate::clock::MachineClock;
+use crate::removed;
 use crate::sight::Sight;
 use crate::store::Frozen;
 use crate::world::World;
@@ -273,6 +274,7 @@ fn is_safe(world: &World, sight: &Sight<'_>, standby: &Standby) -> Result<(), St
         "that reads the log while records are on their way",
     );
     promises_hold(world, pool, standby, which)?;
+    removed::stay_out_of_the_log(world, sight, standby)?;
     let segments = pool.placement.segments();
     for block in standby.stored_blocks() {
         let length = block.length.0;
