@@ -171,6 +171,11 @@ impl Ambushes {
         self.meet(Moment::Says(said), &about)
     }
 
+    /// A candidate has lost. Returns for how long its watch of the leader shows it nothing new.
+    pub(crate) fn loses(&self) -> Duration {
+        self.meet(Moment::Loses, &About::Nothing)
+    }
+
     /// A master says something to a node.
     pub(crate) fn orders(&self, message: &proto::MasterMessage) -> Duration {
         use master_message::Body;

@@ -8,6 +8,7 @@ use crate::dice::{Dice, Stream};
 use crate::drains;
 use crate::history::bytes_of;
 use crate::intruder::NO_EPOCH;
+use crate::leaderless;
 use crate::leases::Broken;
 use crate::life::Life;
 use crate::load::{Task, connect, name};
@@ -59,6 +60,7 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
     if let Some(collision) = world.ssds.iter().find_map(|ssd| ssd.collision()) {
         return Err(collision);
     }
+    leaderless::ends(world)?;
     let leading = leading(world);
     if let [(one, first), (other, second), ..] = leading.as_slice() {
         return Err(format!(

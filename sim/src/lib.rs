@@ -33,6 +33,7 @@ mod entropy;
 mod history;
 mod intruder;
 mod kept;
+mod leaderless;
 mod leases;
 mod life;
 mod link;

@@ -14,6 +14,8 @@ pub enum Moment {
     Says(Said),
     /// A client's call of this name reaches a master.
     Asks(&'static str),
+    /// The store tells a candidate that another master leads.
+    Loses,
 }
 
 /// A kind of record.
@@ -69,7 +71,8 @@ pub enum Said {
 /// What happens then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trick {
-    /// The message waits for so many milliseconds, and those behind it too.
+    /// The message waits for so many milliseconds, and those behind it too. A candidate that lost hears of no change of
+    /// the leader for so long.
     Late(u64),
     /// A fault.
     Fault(Fault),
