@@ -4,6 +4,7 @@
 mod ambush;
 mod draw;
 mod losses;
+mod meeting;
 mod mix;
 mod moves;
 mod narrow;

@@ -105,6 +105,7 @@ impl Plan {
         plan.draw_ambushes();
         plan.draw_theme();
         plan.draw_moves();
+        plan.draw_meeting();
         plan.draw_absence();
         plan.draw_media_quotas();
         plan.draw_late_settings();

@@ -26,14 +26,20 @@ impl Plan {
     }
 
     /// Makes these calls no rarer than their weights.
-    fn raise_calls(&mut self, calls: &[(Call, u64)]) {
+    pub(super) fn raise_calls(&mut self, calls: &[(Call, u64)]) {
         for (call, least) in calls {
             self.mix.raise(*call, *least);
         }
     }
 
     /// At a moment this happens at most so many times, and in so many of 1000 cases.
-    fn lies_in_wait(&mut self, at: Moment, (share, times): (u64, u64), after: u64, trick: Trick) {
+    pub(super) fn lies_in_wait(
+        &mut self,
+        at: Moment,
+        (share, times): (u64, u64),
+        after: u64,
+        trick: Trick,
+    ) {
         self.ambushes.push(Ambush {
             at,
             share,
@@ -44,7 +50,7 @@ impl Plan {
     }
 
     /// Nodes have disks, and blocks leave memory and come back.
-    fn needs_disks(&mut self, dice: &Dice) {
+    pub(super) fn needs_disks(&mut self, dice: &Dice) {
         if self.has_disks() {
             return;
         }

@@ -134,16 +134,22 @@ impl World {
         };
         while let Some(sprung) = due.recv().await {
             let world = Arc::clone(&self);
+            // The block may be gone when the call is made.
+            let key = match sprung.ambush.trick {
+                Trick::Touch(_) => self.key_of(&sprung.about),
+                Trick::Fault(_) | Trick::Late(_) => None,
+            };
             spawn_local(async move {
                 sleep(Duration::from_micros(sprung.ambush.after)).await;
                 if !world.has_healed.load(Ordering::Acquire) {
-                    world.spring(&sprung);
+                    world.spring(&sprung, key);
                 }
             });
         }
     }
 
-    fn spring(self: &Arc<Self>, sprung: &Sprung) {
+    /// `key` is the namespace and the number of the key that a call is for.
+    fn spring(self: &Arc<Self>, sprung: &Sprung, key: Option<(usize, u64)>) {
         match sprung.ambush.trick {
             Trick::Fault(fault) => {
                 let at = sprung.ambush.at;
@@ -151,7 +157,6 @@ impl World {
                 self.inflict(fault);
             }
             Trick::Touch(call) => {
-                let key = self.key_of(&sprung.about);
                 let is_of = |client: &usize| {
                     key.is_none_or(|(tenant, _)| self.plan.tenant_of(*client) == tenant)
                 };
