@@ -31,7 +31,7 @@ impl Plan {
         self.length_ms = self.length_ms.max(15_000);
         self.longest_pause = self.longest_pause.min(60_000);
         self.raise_calls(&[(Call::Put, 8), (Call::Get, 12), (Call::Hold, 3)]);
-        let late = Trick::Late(dice.between(2_200, 3_200));
+        let late = Trick::Late(dice.between(2_600, 3_800));
         self.lies_in_wait(Moment::Loses, (1_000, 4), 0, late);
         let dies = Trick::Fault(Fault::LeaderDies(dice.between(11_000, 13_000)));
         self.lies_in_wait(Moment::Loses, (1_000, 2), 0, dies);

@@ -278,6 +278,9 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "no block moves to a node that leaves meanwhile",
             // No zone is emptied before the moves of its copies are recorded.
             "the record of a copy that leaves with its zone names its place",
+            // A leader grants a place only once the log has the record with which its block left. So the next commit
+            // there is in a later group.
+            "a standby publishes a block that comes back before the next commit takes its place",
         ],
     ),
     (
