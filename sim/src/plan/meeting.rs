@@ -48,7 +48,7 @@ impl Plan {
         self.longest_pause = self.longest_pause.min(20_000);
         self.raise_calls(&[(Call::Put, 10), (Call::Upsert, 4)]);
         let mut at = dice.between(800, 1_500);
-        for _ in 0..dice.between(2, 3) {
+        for _ in 0..2 {
             let stalls = dice.between(2_000, 3_500);
             self.faults.push((at, Fault::Delete(0, 1)));
             at += dice.between(60, 150);
@@ -73,15 +73,11 @@ impl Plan {
         self.nodes = self.nodes.max(2);
         self.keys = self.keys.min(16);
         self.lease_ms = dice.between(2_000, 5_000);
-        self.longest_pause = self.longest_pause.min(20_000);
-        self.raise_calls(&[
-            (Call::ChangeReplicas, 12),
-            (Call::Hold, 8),
-            (Call::Get, 6),
-            (Call::Upsert, 2),
-        ]);
-        let late = Trick::Late(dice.between(50, 110));
-        self.lies_in_wait(Moment::Logs(Logged::ReplicaGone), (600, 70), 0, late);
+        self.longest_pause = self.longest_pause.min(40_000);
+        self.raise_calls(&[(Call::ChangeReplicas, 12), (Call::Hold, 8), (Call::Get, 6)]);
+        // Several shards are written before the record is there.
+        let late = Trick::Late(dice.between(90, 180));
+        self.lies_in_wait(Moment::Logs(Logged::ReplicaGone), (500, 40), 0, late);
     }
 
     /// The only place of a block is lost while the block is pulled from there. The log is slow, so the replica and the
@@ -95,8 +91,12 @@ impl Plan {
         self.longest_pause = self.longest_pause.min(30_000);
         self.raise_calls(&[(Call::ChangeReplicas, 12), (Call::Put, 10), (Call::Get, 6)]);
         let late = Trick::Late(dice.between(80, 250));
-        for logged in [Logged::Block, Logged::Copy, Logged::ReplicaAdded] {
-            self.lies_in_wait(Moment::Logs(logged), (200, 20), 0, late);
+        for (logged, share) in [
+            (Logged::Block, 250),
+            (Logged::Copy, 250),
+            (Logged::ReplicaAdded, 400),
+        ] {
+            self.lies_in_wait(Moment::Logs(logged), (share, 20), 0, late);
         }
         let late = Trick::Late(dice.between(60, 250));
         self.lies_in_wait(Moment::Logs(Logged::ReplicaGone), (800, 40), 0, late);
@@ -112,7 +112,7 @@ impl Plan {
         };
         // The leader forgets the blocks of a node that left within 20 ms.
         let touch = Trick::Touch(call);
-        self.lies_in_wait(Moment::Says(Said::Pulled), (600, 80), 40_000, touch);
+        self.lies_in_wait(Moment::Says(Said::Pulled), (800, 80), 40_000, touch);
     }
 
     /// A block leaves memory while a slow disk still writes its copy. At once its key is put again or removed. Another
