@@ -567,7 +567,11 @@ mod tests {
     use kvpool_master::workers::Workers;
 
     fn disk(elects: bool) -> Arc<Disk> {
-        Disk::new(elects, 1, &Arc::new(Ambushes::new(&Plan::of(0))))
+        let plan = Plan {
+            ambushes: Vec::new(),
+            ..Plan::of(0)
+        };
+        Disk::new(elects, 1, &Arc::new(Ambushes::new(&plan)))
     }
 
     /// The disk of the present store.

@@ -94,7 +94,7 @@ impl Plan {
         for _ in 0..dice.between(2, 4) {
             let leaves = Fault::Leave(dice.index(self.nodes), dice.between(30, 500));
             let trick = Trick::Fault(leaves);
-            self.lies_in_wait(Moment::Says(Said::Pulled), (150, 2), 0, trick);
+            self.lies_in_wait(Moment::Says(Said::Pulled), (200, 4), 0, trick);
         }
     }
 
