@@ -22,8 +22,8 @@ impl Plan {
         }
     }
 
-    /// Leaders die soon after their election, and stay away. Whoever lost against them hears of no leader meanwhile, and
-    /// nobody else is left to lead.
+    /// Leaders die soon after their election, and stay away. Whoever lost against them hears of no leader meanwhile.
+    /// Nobody else is left to lead.
     fn short_terms(&mut self, dice: &Dice) {
         self.electing = 3;
         self.drift.resize(3, 0);
@@ -45,7 +45,7 @@ impl Plan {
         self.keep_faults(|fault| !matches!(fault, Fault::Quota(..) | Fault::Delete(..)));
         self.clients = 3;
         self.tasks = 2;
-        self.longest_pause = self.longest_pause.min(20_000);
+        self.longest_pause = self.longest_pause.min(80_000);
         self.raise_calls(&[(Call::Put, 10), (Call::Upsert, 4)]);
         let mut at = dice.between(800, 1_500);
         for _ in 0..2 {
@@ -88,7 +88,7 @@ impl Plan {
         self.segments = 1;
         self.keys = self.keys.min(20);
         self.noise.flipped_writes = 0;
-        self.longest_pause = self.longest_pause.min(30_000);
+        self.longest_pause = self.longest_pause.min(40_000);
         self.raise_calls(&[(Call::ChangeReplicas, 12), (Call::Put, 10), (Call::Get, 6)]);
         let late = Trick::Late(dice.between(80, 250));
         for (logged, share) in [
@@ -123,7 +123,7 @@ impl Plan {
         // Shares were drawn for blocks with fewer replicas.
         let has_settings = self.tenants.iter().any(|one| !one.settings.is_empty());
         self.two_replicas |= !has_settings && dice.chance(600);
-        self.longest_pause = self.longest_pause.min(20_000);
+        self.longest_pause = self.longest_pause.min(40_000);
         self.raise_calls(&[(Call::Put, 10), (Call::Get, 4)]);
         let slow = dice.index(self.nodes);
         let mut at = dice.between(500, 1_500);
@@ -144,7 +144,7 @@ impl Plan {
     /// is late.
     fn removals_beside_loads(&mut self, dice: &Dice) {
         self.needs_disks(dice);
-        self.longest_pause = self.longest_pause.min(30_000);
+        self.longest_pause = self.longest_pause.min(40_000);
         self.raise_calls(&[(Call::Put, 6), (Call::Get, 14)]);
         let after = [0, 300, 2_000][dice.index(3)];
         let touch = Trick::Touch(Call::Remove);
