@@ -115,8 +115,8 @@ impl Plan {
         self.lies_in_wait(Moment::Says(Said::Pulled), (800, 80), 40_000, touch);
     }
 
-    /// A block leaves memory while a slow disk still writes its copy. At once its key is put again or removed. Another
-    /// node with a replica may have written its copy by then.
+    /// A block leaves memory while slow disks still write its copies. At once its key is put again. Or it is removed
+    /// when the disk of one node has written its copy, and that of another node has not.
     fn changes_of_stored_blocks(&mut self, dice: &Dice) {
         self.nodes = self.nodes.max(2);
         self.needs_disks(dice);
@@ -127,14 +127,21 @@ impl Plan {
         self.raise_calls(&[(Call::Put, 10), (Call::Get, 4)]);
         let slow = dice.index(self.nodes);
         let mut at = dice.between(500, 1_500);
+        let short = dice.between(200, 500);
         for _ in 0..dice.between(3, 5) {
-            let stalls = Fault::Disk(slow, DiskFault::Stalls, dice.between(400, 1_500));
-            self.faults.push((at, stalls));
-            at += dice.between(1_600, 2_600);
+            for node in 0..self.nodes {
+                let ms = match node == slow {
+                    true => 2 * short + dice.between(100, 500),
+                    false => short,
+                };
+                let stalls = Fault::Disk(node, DiskFault::Stalls, ms);
+                self.faults.push((at, stalls));
+            }
+            at += dice.between(1_800, 2_600);
         }
         self.length_ms = self.length_ms.max(at);
-        for call in [Call::Put, Call::Remove] {
-            let after = [300, 3_000, 20_000][dice.index(3)];
+        let soon = [300, 3_000, 20_000][dice.index(3)];
+        for (call, after) in [(Call::Put, soon), (Call::Remove, 1_000 * short)] {
             let touch = Trick::Touch(call);
             self.lies_in_wait(Moment::Logs(Logged::Leaving), (250, 60), after, touch);
         }
