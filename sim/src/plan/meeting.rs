@@ -45,6 +45,8 @@ impl Plan {
         self.keep_faults(|fault| !matches!(fault, Fault::Quota(..) | Fault::Delete(..)));
         self.clients = 3;
         self.tasks = 2;
+        // A lease keeps a block in memory.
+        self.lease_ms = self.lease_ms.min(dice.between(300, 600));
         self.longest_pause = self.longest_pause.min(80_000);
         self.raise_calls(&[(Call::Put, 10), (Call::Upsert, 4)]);
         let mut at = dice.between(800, 1_500);
@@ -123,6 +125,7 @@ impl Plan {
         // Shares were drawn for blocks with fewer replicas.
         let has_settings = self.tenants.iter().any(|one| !one.settings.is_empty());
         self.two_replicas |= !has_settings && dice.chance(600);
+        self.lease_ms = self.lease_ms.min(dice.between(300, 600));
         self.longest_pause = self.longest_pause.min(40_000);
         self.raise_calls(&[(Call::Put, 10), (Call::Get, 4)]);
         let slow = dice.index(self.nodes);
