@@ -54,6 +54,7 @@ mod successor;
 mod tenants;
 mod trace;
 mod whole;
+mod words;
 mod world;
 
 pub use plan::{
