@@ -205,7 +205,7 @@ fn leases_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
     }
     let may_have_changed = |key, since| history.may_have_changed(key, since);
     let leases = &world.net.promises.leases;
-    match leases.uncounted(sight, may_have_changed) {
+    match leases.uncounted(sight, &world.plan, may_have_changed) {
         Some(uncounted) => Err(uncounted),
         None => Ok(()),
     }

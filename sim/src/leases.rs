@@ -229,15 +229,20 @@ impl Leases {
     pub(crate) fn uncounted(
         &self,
         sight: &Sight<'_>,
+        plan: &Plan,
         may_have_changed: impl Fn(u64, Instant) -> bool,
     ) -> Option<String> {
         const SLACK: Duration = Duration::from_millis(2);
         let (pool, now) = (sight.pool, Instant::now());
         let lost_at = self.losses.lock().at;
+        let clock_ms = pool.clock_ms();
         let all = self.all.lock();
         let counts = |held: &&Held| {
-            // An answer may have been on its way while memory was lost.
-            let is_later = lost_at.is_none_or(|lost| held.asked > lost);
+            // A token is the end of its lease on the clock of its master. An answer may have been on its way while
+            // memory was lost.
+            let given_ms = held.token.saturating_sub(plan.lease_ms);
+            let age = Duration::from_millis(clock_ms.saturating_sub(given_ms)) + SLACK;
+            let is_later = lost_at.is_none_or(|lost| lost + age < now);
             let is_open = held.until > now + SLACK && held.epoch == pool.epoch.0;
             is_open && is_later && !held.is_excused
         };
