@@ -7,6 +7,7 @@ mod losses;
 mod mix;
 mod moves;
 mod narrow;
+mod returns;
 mod theme;
 
 pub use ambush::{Ambush, Logged, Moment, Said, Trick};
