@@ -29,15 +29,18 @@ impl Plan {
         }
     }
 
-    /// A few keys. Memory has room for most of their blocks, and disks have all of them.
-    fn has_few_keys(&mut self, keys: u64) {
+    /// Disks, and a few keys for each of at most two nodes. Memory has room for most of their blocks, so all of them are
+    /// copied.
+    fn has_few_keys(&mut self, of_a_node: u64) {
         if !self.has_disks() {
             self.disk_bytes = 48 << 20;
         }
-        self.keys = keys;
-        let length = self.one_length.unwrap_or(self.longest_block / 2);
-        let share = keys * length * 4 / 5 / self.nodes as u64;
-        let bytes = share.max(3 * self.longest_block);
+        self.nodes = self.nodes.min(2);
+        self.keys = of_a_node * self.nodes as u64;
+        self.longest_block = self.longest_block.max(40_000);
+        let length = self.longest_block / 2;
+        self.one_length = self.one_length.map(|_| length);
+        let bytes = (of_a_node * length * 4 / 5).max(3 * self.longest_block);
         self.segment_bytes = bytes.next_multiple_of(64 << 10);
         self.segments = 1;
     }
@@ -45,8 +48,7 @@ impl Plan {
     /// Nodes die and are back at once, and their disks are slow then. Readers have leases from before, and others take
     /// leases on the copies. In some of these histories all masters die too. In others puts of the keys are under way.
     fn leases_on_copies(&mut self, dice: &Dice) {
-        self.nodes = self.nodes.min(2);
-        self.has_few_keys(dice.between(6, 14));
+        self.has_few_keys(dice.between(8, 12));
         self.lease_ms = dice.between(3_000, 6_000);
         self.mix.raise(Call::Hold, 16);
         self.mix.raise(Call::Put, 6);
@@ -87,7 +89,7 @@ impl Plan {
     /// Blocks come back while the log is slow. Their node leaves before its leader has published them. In some of these
     /// histories readers find wrong bytes, so blocks come back that are in memory.
     fn late_returns(&mut self, dice: &Dice) {
-        self.has_few_keys(dice.between(8, 16));
+        self.has_few_keys(dice.between(8, 14));
         self.mix.raise(Call::Hold, 10);
         self.mix.raise(Call::Get, 8);
         if dice.chance(400) {
@@ -116,7 +118,7 @@ impl Plan {
     /// the log has that, one after the other within one lease.
     fn returns_without_records(&mut self, dice: &Dice) {
         self.one_length = None;
-        self.has_few_keys(dice.between(10, 24));
+        self.has_few_keys(dice.between(9, 16));
         self.lease_ms = dice.between(5_000, 7_000);
         self.mix.raise(Call::Upsert, 5);
         self.mix.raise(Call::Get, 10);
@@ -132,7 +134,7 @@ impl Plan {
     /// put again.
     fn lookups_that_wait(&mut self, dice: &Dice) {
         self.nodes = self.nodes.max(2);
-        self.has_few_keys(dice.between(6, 12));
+        self.has_few_keys(dice.between(8, 10));
         self.mix.raise(Call::Put, 8);
         self.mix.raise(Call::Get, 8);
         self.mix.raise(Call::Hold, 8);

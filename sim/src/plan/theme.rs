@@ -33,7 +33,13 @@ impl Plan {
     }
 
     /// At a moment this happens at most so many times, and in so many of 1000 cases.
-    pub(super) fn lies_in_wait(&mut self, at: Moment, (share, times): (u64, u64), after: u64, trick: Trick) {
+    pub(super) fn lies_in_wait(
+        &mut self,
+        at: Moment,
+        (share, times): (u64, u64),
+        after: u64,
+        trick: Trick,
+    ) {
         self.ambushes.push(Ambush {
             at,
             share,
