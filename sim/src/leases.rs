@@ -10,6 +10,7 @@
 use crate::load::number_of;
 use crate::plan::{Plan, Process, TENANT_KEYS};
 use crate::sight::Sight;
+use kvpool_master::pool::Pool;
 use kvpool_types::{Key, SegmentId, Version};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,6 +44,17 @@ struct Known {
     version: Version,
     /// Whether memory had the block then.
     in_memory: bool,
+}
+
+impl Held {
+    /// Whether its leader gave it before this moment. A token is the end of its lease on the clock of its leader, which
+    /// may drift.
+    fn is_from_before(&self, moment: Option<Instant>, pool: &Pool, plan: &Plan) -> bool {
+        const SLACK: Duration = Duration::from_millis(10);
+        let given_ms = self.token.saturating_sub(plan.lease_ms);
+        let age = Duration::from_millis(pool.clock_ms().saturating_sub(given_ms)) + SLACK;
+        moment.is_some_and(|moment| moment + age >= Instant::now())
+    }
 }
 
 /// A lease as an answer gives it.
@@ -84,15 +96,15 @@ struct Losses {
 }
 
 impl Losses {
-    /// Notes a look. Returns whether memory, or such a block, may have been lost since the last one. A journal without
-    /// records on their way has those of all such blocks.
-    fn look(&mut self, has_lost: bool, is_idle: bool) -> bool {
+    /// Notes a look. Returns whether memory, or such a block, may have been lost since the last one, and when that was
+    /// so last. A journal without records on their way has those of all such blocks.
+    fn look(&mut self, has_lost: bool, is_idle: bool) -> (bool, Option<Instant>) {
         let may_have_lost = has_lost || self.go_on;
         self.go_on = may_have_lost && !is_idle;
         if may_have_lost {
             self.at = Some(Instant::now());
         }
-        may_have_lost
+        (may_have_lost, self.at)
     }
 }
 
@@ -161,7 +173,7 @@ impl Leases {
         // A block may have come back from a disk and left with its node, both since the last look.
         let has_lost = !before.is_subset(&now);
         let is_idle = pool.logged().is_some();
-        let may_have_lost = self.losses.lock().look(has_lost, is_idle);
+        let (may_have_lost, lost_at) = self.losses.lock().look(has_lost, is_idle);
         let now = Instant::now();
         let mut broken = Vec::new();
         let mut all = self.all.lock();
@@ -196,7 +208,9 @@ impl Leases {
             });
             let was_in_memory = held.known.is_none_or(|known| known.in_memory);
             let is_lost = has_lost && was_in_memory || may_have_lost && !is_known;
-            if has_left || is_lost || held.known.is_none() && !is_known {
+            // Its answer may have been on its way while memory was lost.
+            let is_old = held.is_from_before(lost_at, pool, plan);
+            if has_left || is_lost || held.known.is_none() && (is_old || !is_known) {
                 held.is_excused = true;
                 continue;
             }
@@ -235,16 +249,10 @@ impl Leases {
         const SLACK: Duration = Duration::from_millis(2);
         let (pool, now) = (sight.pool, Instant::now());
         let lost_at = self.losses.lock().at;
-        let clock_ms = pool.clock_ms();
         let all = self.all.lock();
         let counts = |held: &&Held| {
-            // A token is the end of its lease on the clock of its master. An answer may have been on its way while
-            // memory was lost.
-            let given_ms = held.token.saturating_sub(plan.lease_ms);
-            let age = Duration::from_millis(clock_ms.saturating_sub(given_ms)) + SLACK;
-            let is_later = lost_at.is_none_or(|lost| lost + age < now);
             let is_open = held.until > now + SLACK && held.epoch == pool.epoch.0;
-            is_open && is_later && !held.is_excused
+            is_open && !held.is_excused && !held.is_from_before(lost_at, pool, plan)
         };
         let mut there: BTreeMap<(Version, bool), u64> = BTreeMap::new();
         for held in all.iter().filter(counts) {

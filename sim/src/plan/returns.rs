@@ -21,10 +21,11 @@ impl Plan {
         self.clients = self.clients.max(2);
         self.tasks = 3;
         self.longest_pause = self.longest_pause.min(30_000);
-        match dice.below(4) {
+        match dice.below(5) {
             0 => self.leases_on_copies(&dice),
             1 => self.late_returns(&dice),
             2 => self.returns_without_records(&dice),
+            3 => self.puts_beside_stores(&dice),
             _ => self.lookups_that_wait(&dice),
         }
     }
@@ -128,6 +129,29 @@ impl Plan {
         self.lies_in_wait(returns, (500, 20), 0, late);
         let dies = Fault::LeaderDies(dice.between(30, 120));
         self.lies_in_wait(returns, (200, 6), 0, Trick::Fault(dies));
+    }
+
+    /// Blocks leave memory while a slow disk still writes their copies, and their keys are put again. Readers take leases
+    /// on such a copy before that put ends.
+    fn puts_beside_stores(&mut self, dice: &Dice) {
+        self.has_few_keys(dice.between(10, 16));
+        self.lease_ms = dice.between(1_500, 3_000);
+        self.noise.slow_disk = dice.between(150, 400);
+        self.mix.raise(Call::Put, 14);
+        self.mix.raise(Call::Upsert, 3);
+        self.mix.raise(Call::Hold, 8);
+        let late = Trick::Late(dice.between(300, 1_200));
+        self.lies_in_wait(Moment::Asks("Commit"), (300, 40), 0, late);
+        let stores = Moment::Says(Said::Transfers);
+        for after in [40_000, 200_000] {
+            let puts = Trick::Touch(Call::Put);
+            self.lies_in_wait(stores, (400, 30), after, puts);
+        }
+        let done = Moment::Says(Said::TransfersDone);
+        for _ in 0..2 {
+            let holds = Trick::Touch(Call::Hold);
+            self.lies_in_wait(done, (500, 40), 5_000, holds);
+        }
     }
 
     /// Lookups wait for a slow disk, and have other blocks already. These are lost and come back, or are removed and
