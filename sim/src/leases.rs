@@ -2,8 +2,8 @@
 //!
 //! - A leader that was seen to know a lease knows it until its end, at the block in memory or at its copy. It may
 //!   forget the leases on blocks in memory that leave with their nodes, and those on keys that change.
-//! - A leader counts at least as many holders of a block, or of its copy, as have leases there. Otherwise the release of
-//!   one of them would end the leases of others. It may also not know the number: such leases end by expiry.
+//! - A leader counts at least as many holders of a block, or of its copy, as have leases there. Otherwise the release
+//!   of one of them would end the leases of others. It may also not know the number: such leases end by expiry.
 //! - A leader knows no leases of earlier terms. So it takes each block of an earlier term for leased until they are
 //!   over. A removal without force takes no such block, in memory or on a disk.
 

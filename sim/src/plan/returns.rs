@@ -30,13 +30,14 @@ impl Plan {
         }
     }
 
-    /// Disks, and a few keys for each of at most two nodes. Memory has room for most of their blocks, so all of them are
-    /// copied.
+    /// Disks, and a few keys for each of at most two nodes. Memory has room for most of their blocks, so all of them
+    /// are copied.
     fn has_few_keys(&mut self, of_a_node: u64) {
         if !self.has_disks() {
             self.disk_bytes = 48 << 20;
         }
         self.nodes = self.nodes.min(2);
+        self.writes_per_day = None;
         self.keys = of_a_node * self.nodes as u64;
         self.longest_block = self.longest_block.max(40_000);
         let length = self.longest_block / 2;
@@ -131,8 +132,8 @@ impl Plan {
         self.lies_in_wait(returns, (200, 6), 0, Trick::Fault(dies));
     }
 
-    /// Blocks leave memory while a slow disk still writes their copies, and their keys are put again. Readers take leases
-    /// on such a copy before that put ends.
+    /// Blocks leave memory while a slow disk still writes their copies, and their keys are put again. Readers take
+    /// leases on such a copy before that put ends.
     fn puts_beside_stores(&mut self, dice: &Dice) {
         self.has_few_keys(dice.between(10, 16));
         self.lease_ms = dice.between(1_500, 3_000);
