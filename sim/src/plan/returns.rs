@@ -8,7 +8,7 @@ impl Plan {
     pub(super) fn draw_returns(&mut self) {
         let dice = Dice::new(self.seed, Stream::Returns);
         let keeps_all = self.keeps_all || self.tenants.iter().any(Tenant::keeps_all);
-        if keeps_all || self.disk_bytes == NARROW || !dice.chance(140) {
+        if keeps_all || self.disk_bytes == NARROW || !dice.chance(180) {
             return;
         }
         let is_of_tenant = |fault: &Fault| matches!(fault, Fault::Quota(..) | Fault::Delete(..));
@@ -103,16 +103,17 @@ impl Plan {
             return;
         }
         self.lease_ms = dice.between(3_000, 6_000);
+        self.mix.raise(Call::Hold, 16);
         self.mix.raise(Call::Remove, 2);
         // A leader publishes no block before the earlier records of copies and removals are durable.
         for logged in [Logged::Copy, Logged::Removal] {
             let late = Trick::Late(dice.between(40, 250));
-            self.lies_in_wait(Moment::Logs(logged), (400, 20), 0, late);
+            self.lies_in_wait(Moment::Logs(logged), (600, 30), 0, late);
         }
         for node in 0..self.nodes {
             let leaves = Fault::Leave(node, dice.between(30, 100));
             let done = Moment::Says(Said::TransfersDone);
-            self.lies_in_wait(done, (80, 3), 0, Trick::Fault(leaves));
+            self.lies_in_wait(done, (150, 5), 0, Trick::Fault(leaves));
         }
     }
 
