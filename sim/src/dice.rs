@@ -58,6 +58,8 @@ pub(crate) enum Stream {
     Narrow,
     /// Blocks that move from node to node.
     Moves,
+    /// Blocks that come back from disks.
+    Returns,
     /// An operator who takes nodes out of service.
     Operator,
     /// A node that leaves the pool at rest.
@@ -117,6 +119,7 @@ impl Stream {
             Self::Departure => 32,
             Self::Themes => 33,
             Self::Meetings => 60,
+            Self::Returns => 50,
             Self::Intruder(visit) => 100 + visit,
             Self::Task(life, task) => 1_000 + 100 * life + task,
         }

@@ -56,6 +56,7 @@ mod successor;
 mod tenants;
 mod trace;
 mod whole;
+mod words;
 mod world;
 
 pub use plan::{

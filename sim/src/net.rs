@@ -9,6 +9,7 @@ use crate::plan::{Noise, Plan, Process};
 use crate::promises::Promises;
 use crate::spans::Spans;
 use crate::trace::Trace;
+use crate::words::Words;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use kvpool_client::simulation::Unanswered;
@@ -516,22 +517,25 @@ impl Net {
             .nodes
             .session_over(Box::pin(ReceiverStream::new(at_master)));
         let lives = [life, port.life.clone()];
-        let up = Arc::clone(&self).pump(from, to, outgoing.into_inner(), to_master, lives.clone());
+        let words = Arc::new(Words::default());
+        let (outgoing, heard) = (outgoing.into_inner(), Arc::clone(&words));
+        let up = Arc::clone(&self).pump((from, to), outgoing, to_master, lives.clone(), heard);
         tokio::spawn(up);
-        tokio::spawn(self.pump_down(to, from, answers, to_node, lives));
+        tokio::spawn(self.pump_down((to, from), answers, to_node, lives, words));
         Ok(Box::pin(ReceiverStream::new(at_node)))
     }
 
     async fn pump(
         self: Arc<Self>,
-        from: Process,
-        to: Process,
+        (from, to): (Process, Process),
         mut messages: mpsc::Receiver<proto::NodeMessage>,
         inbox: mpsc::Sender<Result<proto::NodeMessage, Status>>,
         [one, other]: [Life; 2],
+        words: Arc<Words>,
     ) {
         let pump = async {
             while let Some(message) = messages.recv().await {
+                words.hear(&message);
                 if let (Process::Node(node), Some(Body::Register(seen))) = (from, &message.body) {
                     self.registrations.lock().insert(node, seen.clone());
                 }
@@ -563,15 +567,16 @@ impl Net {
 
     async fn pump_down(
         self: Arc<Self>,
-        from: Process,
-        to: Process,
+        (from, to): (Process, Process),
         mut messages: mpsc::UnboundedReceiver<Result<proto::MasterMessage, Status>>,
         inbox: mpsc::Sender<Result<proto::MasterMessage, Status>>,
         [one, other]: [Life; 2],
+        words: Arc<Words>,
     ) {
         let pump = async {
             while let Some(message) = messages.recv().await {
                 if let Ok(message) = &message {
+                    self.violations.lock().extend(words.say(message));
                     if let (Process::Master(master), Process::Node(node)) = (from, to) {
                         let pool = || self.pool_of(master);
                         self.media.orders(master, node, message, pool);

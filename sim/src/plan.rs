@@ -8,6 +8,7 @@ mod meeting;
 mod mix;
 mod moves;
 mod narrow;
+mod returns;
 mod theme;
 
 pub use ambush::{Ambush, Logged, Moment, Said, Trick};

@@ -23,6 +23,8 @@ pub enum Moment {
 pub enum Logged {
     /// The commit of a block in memory.
     Block,
+    /// The same, if the block came back from a medium. Such a commit counts as [`Logged::Block`] too.
+    Return,
     /// A copy on a medium.
     Copy,
     /// The removal of a block.

@@ -17,6 +17,7 @@ const REDUNDANT: &str = "another mechanism keeps the rule without it";
 const ONE_MEDIUM: &str = "no node of the simulation has two media";
 const EMPTIES: &str = "no operator of the simulation empties the medium of a node";
 const ONE_THREAD: &str = "in one thread nobody looks while it happens";
+const FIRST_COPY: &str = "it matters once in a load, for the records beside the first copy";
 const TWICE: &str = "another mechanism keeps the rule too, unless two threads meet";
 
 /// By the beginning of the mechanism's file.
@@ -281,6 +282,15 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             // A leader grants a place only once the log has the record with which its block left. So the next commit
             // there is in a later group.
             "a standby publishes a block that comes back before the next commit takes its place",
+        ],
+    ),
+    (
+        FIRST_COPY,
+        &[
+            // Behind the first copy a lower version ends the batch, so the last version is the highest. Before it no
+            // block comes back. A batch with records of both sides must have a block with a copy that comes back while
+            // memory has it still, just after the late commit of a lower version.
+            "the last commit of a block that came back counts in a load",
         ],
     ),
     (
