@@ -55,6 +55,7 @@ mod tenants;
 mod trace;
 mod whole;
 mod world;
+mod written;
 
 pub use plan::{
     Ambush, Call, DiskFault, Fault, Logged, Mix, Moment, Noise, Plan, Process, Said, Tenant, Trick,

@@ -7,9 +7,10 @@ use crate::budget::Ledger;
 use crate::life::Life;
 use crate::net::Net;
 use crate::plan::{DiskFault, Process};
-use kvpool_disk::medium::Superblock;
+use kvpool_disk::medium::{Header, Superblock};
 use kvpool_disk::{Completion, Engine, EngineKind, GRANULE, IoError, Op, Request};
 use kvpool_types::medium::DATA_START;
+use kvpool_types::{Offset, Version};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io;
@@ -251,6 +252,16 @@ impl Ssd {
     pub(crate) fn is_failing(&self) -> bool {
         let fails = self.state.lock().fails_until;
         fails.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Whether the header of a copy of this version is at this offset of the bytes for blocks.
+    pub(crate) fn has_header(&self, offset: Offset, version: Version) -> bool {
+        let state = self.state.lock();
+        let granule = state
+            .granules
+            .get(&((DATA_START + offset.0) / GRANULE as u64));
+        let header = granule.and_then(|bytes| Header::decode(bytes).ok());
+        header.is_some_and(|header| header.version == version)
     }
 
     /// When a request that begins now is done.

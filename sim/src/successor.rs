@@ -20,6 +20,7 @@ use crate::clock::MachineClock;
 use crate::sight::Sight;
 use crate::store::Frozen;
 use crate::world::World;
+use crate::written::copies_are_written;
 use futures::FutureExt;
 use kvpool_master::clock::{BootInstant, Clock};
 use kvpool_master::directory::StoredBlock;
@@ -187,6 +188,8 @@ pub(crate) fn has_all(world: &World, number: usize, sight: &Sight<'_>) -> Result
             successors.snapshots = written;
             let loaded = anew(world, pool, &clock)?;
             is_safe(world, sight, &loaded.standby)?;
+            let which = "that reads the log while records are on their way";
+            copies_are_written(world, pool, &loaded.standby, which)?;
         }
         return Ok(());
     };
@@ -201,6 +204,7 @@ pub(crate) fn has_all(world: &World, number: usize, sight: &Sight<'_>) -> Result
     let follower = &*successors.follower.insert(follower);
     is_like(world, sight, &follower.standby, "that follows the log")?;
     promises_hold(world, pool, &follower.standby, "that follows the log")?;
+    copies_are_written(world, pool, &follower.standby, "that follows the log")?;
     successors.compared = Some(logged);
     successors.comparisons += 1;
     let which = "that follows the log after a pause";

@@ -26,6 +26,13 @@ impl Plan {
         if dice.chance(300) {
             // Sessions break while records are on their way to the log.
             self.noise.lost = self.noise.lost.max(30);
+            self.ambushes.push(Ambush {
+                at: Moment::Logs(Logged::ReplicaGone),
+                share: 60,
+                times: 15,
+                after: 0,
+                trick: Trick::Late(dice.between(300, 900)),
+            });
         }
         self.drop_ms = LATE_DROP;
         self.ssd_drop_ms = None;
