@@ -74,6 +74,8 @@ pub(crate) enum Stream {
     Moments,
     /// What a history goes for.
     Themes,
+    /// Old images of disks.
+    Images,
     /// A task of a client, by the number of the client's life.
     Task(u64, u64),
 }
@@ -114,6 +116,7 @@ impl Stream {
             Self::Operator => 31,
             Self::Departure => 32,
             Self::Themes => 33,
+            Self::Images => 41,
             Self::Intruder(visit) => 100 + visit,
             Self::Task(life, task) => 1_000 + 100 * life + task,
         }

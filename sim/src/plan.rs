@@ -3,6 +3,7 @@
 
 mod ambush;
 mod draw;
+mod images;
 mod losses;
 mod mix;
 mod moves;

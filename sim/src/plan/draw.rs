@@ -109,6 +109,7 @@ impl Plan {
         plan.draw_media_quotas();
         plan.draw_late_settings();
         plan.draw_narrow_disks();
+        plan.draw_old_images();
         plan.draw_pins();
         plan.draw_budget();
         plan.draw_operator();
