@@ -76,6 +76,8 @@ pub(crate) enum Stream {
     Themes,
     /// Old images of disks.
     Images,
+    /// Superblocks whose flush fails.
+    Superblocks,
     /// A task of a client, by the number of the client's life.
     Task(u64, u64),
 }
@@ -117,6 +119,7 @@ impl Stream {
             Self::Departure => 32,
             Self::Themes => 33,
             Self::Images => 41,
+            Self::Superblocks => 42,
             Self::Intruder(visit) => 100 + visit,
             Self::Task(life, task) => 1_000 + 100 * life + task,
         }

@@ -8,6 +8,7 @@ mod losses;
 mod mix;
 mod moves;
 mod narrow;
+mod superblocks;
 mod theme;
 
 pub use ambush::{Ambush, Logged, Moment, Said, Trick};
@@ -110,6 +111,10 @@ pub enum DiskFault {
     IsGone,
     /// At once: bits of its data flip, or granules are swapped.
     Rots,
+    /// Its flushes fail, and what was not flushed may be lost.
+    LosesFlushes,
+    /// The place of a damaged superblock takes no writes. Nothing, unless one superblock is damaged and one is not.
+    BadSector,
 }
 
 impl fmt::Display for DiskFault {
@@ -120,6 +125,8 @@ impl fmt::Display for DiskFault {
             Self::IsFull => "is full",
             Self::IsGone => "is gone",
             Self::Rots => "rots",
+            Self::LosesFlushes => "loses flushes",
+            Self::BadSector => "takes no write over a damaged superblock",
         })
     }
 }

@@ -110,6 +110,7 @@ impl Plan {
         plan.draw_late_settings();
         plan.draw_narrow_disks();
         plan.draw_old_images();
+        plan.draw_superblocks();
         plan.draw_pins();
         plan.draw_budget();
         plan.draw_operator();
