@@ -78,6 +78,8 @@ pub(crate) enum Stream {
     Images,
     /// Superblocks whose flush fails.
     Superblocks,
+    /// Disks that the pool forgets by order.
+    Detachments,
     /// A task of a client, by the number of the client's life.
     Task(u64, u64),
 }
@@ -120,6 +122,7 @@ impl Stream {
             Self::Themes => 33,
             Self::Images => 41,
             Self::Superblocks => 42,
+            Self::Detachments => 43,
             Self::Intruder(visit) => 100 + visit,
             Self::Task(life, task) => 1_000 + 100 * life + task,
         }

@@ -2,6 +2,7 @@
 //! failing one can be made smaller.
 
 mod ambush;
+mod detach;
 mod draw;
 mod images;
 mod losses;
@@ -88,6 +89,8 @@ pub enum Fault {
     Cloned(usize, usize, u64),
     /// The node dies, and starts again after so many milliseconds with a blank disk.
     NewDisk(usize, u64),
+    /// An operator has the pool forget the disk of the node, with the copies there. Nothing, unless the node is away.
+    Detach(usize),
     /// The disk of the node goes wrong in this way, for so many milliseconds unless [`DiskFault`] says otherwise.
     Disk(usize, DiskFault, u64),
     /// An intruder tries whatever nobody may, at this node and its master.
@@ -189,6 +192,7 @@ impl fmt::Display for Fault {
                 write!(f, "the disk of n{who} {fault}")
             }
             Self::Disk(who, fault, ms) => write!(f, "the disk of n{who} {fault} for {ms} ms"),
+            Self::Detach(who) => write!(f, "an operator has the disk of n{who} forgotten"),
             Self::Intruder(node) => write!(f, "an intruder tries n{node}"),
             Self::Quota(tenant, bytes) => {
                 write!(

@@ -351,6 +351,13 @@ fn is_like(world: &World, sight: &Sight<'_>, standby: &Standby, which: &str) -> 
             "a standby {which} would give the id {first} to a segment, and {last:?} was given before"
         ));
     }
+    let its: BTreeSet<SegmentId> = pool.media().iter().map(|view| view.record.id).collect();
+    let standbys: BTreeSet<SegmentId> = standby.media().into_iter().collect();
+    if its != standbys {
+        return Err(format!(
+            "a standby {which} has the media {standbys:?}, and the leader {its:?}"
+        ));
+    }
     if standby.settings() != pool.settings() {
         return Err(format!(
             "a standby {which} has the settings {:?}, and the leader {:?}",

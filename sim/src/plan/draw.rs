@@ -111,6 +111,7 @@ impl Plan {
         plan.draw_narrow_disks();
         plan.draw_old_images();
         plan.draw_superblocks();
+        plan.draw_detachments();
         plan.draw_pins();
         plan.draw_budget();
         plan.draw_operator();

@@ -35,7 +35,8 @@ impl Fault {
             | Self::PowerCut(node, _)
             | Self::RolledBack(node, _)
             | Self::Cloned(_, node, _)
-            | Self::NewDisk(node, _) => (node, Loss::Disk),
+            | Self::NewDisk(node, _)
+            | Self::Detach(node) => (node, Loss::Disk),
             // Nodes keep their blocks, or hand them over.
             Self::Crash(Process::Master(_) | Process::Client(_), _)
             | Self::Drain(..)
