@@ -80,6 +80,8 @@ pub(crate) enum Stream {
     Superblocks,
     /// Disks that the pool forgets by order.
     Detachments,
+    /// Disks that are attached while their nodes leave.
+    LateMedia,
     /// A task of a client, by the number of the client's life.
     Task(u64, u64),
 }
@@ -123,6 +125,7 @@ impl Stream {
             Self::Images => 41,
             Self::Superblocks => 42,
             Self::Detachments => 43,
+            Self::LateMedia => 44,
             Self::Intruder(visit) => 100 + visit,
             Self::Task(life, task) => 1_000 + 100 * life + task,
         }

@@ -5,6 +5,7 @@ mod ambush;
 mod detach;
 mod draw;
 mod images;
+mod late_media;
 mod losses;
 mod mix;
 mod moves;

@@ -13,6 +13,7 @@ impl Plan {
         if keeps || !has_room || !dice.chance(80) {
             return;
         }
+        self.ssd_drop_ms = None;
         let node = dice.index(self.nodes);
         let late = dice.between(300, 800);
         let mut lies_in_wait = |at, share, after, trick| {

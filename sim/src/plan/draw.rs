@@ -116,6 +116,7 @@ impl Plan {
         plan.draw_budget();
         plan.draw_operator();
         plan.draw_quiet_drains();
+        plan.draw_late_media();
         plan.faults.sort_by_key(|(at, _)| *at);
         plan
     }
