@@ -1,7 +1,7 @@
 //! Disks of two zones. Each zone is emptied soon after the other one was written, and pinned copies fill much of both.
 
 use super::{
-    Ambush, Call, DiskFault, Fault, LATE_DROP, Logged, Loss, Moment, Plan, Process, Trick,
+    Ambush, Call, DiskFault, Fault, LATE_DROP, Logged, Loss, Moment, Plan, Process, Said, Trick,
 };
 use crate::dice::{Dice, Stream};
 
@@ -24,15 +24,7 @@ impl Plan {
         self.noise.flipped_writes = 0;
         self.noise.slow_disk = [20, 60, 150][dice.index(3)];
         if dice.chance(300) {
-            // Sessions break while records are on their way to the log.
-            self.noise.lost = self.noise.lost.max(30);
-            self.ambushes.push(Ambush {
-                at: Moment::Logs(Logged::ReplicaGone),
-                share: 60,
-                times: 15,
-                after: 0,
-                trick: Trick::Late(dice.between(300, 900)),
-            });
+            self.break_sessions(&dice);
         }
         self.drop_ms = LATE_DROP;
         self.ssd_drop_ms = None;
@@ -77,6 +69,27 @@ impl Plan {
         if fails {
             self.read_moving_copies(&dice);
         }
+    }
+
+    /// Sessions break while records are on their way to the log. Or the master hears late of the end of a session, and
+    /// of the media in the next one.
+    fn break_sessions(&mut self, dice: &Dice) {
+        self.noise.lost = self.noise.lost.max(30);
+        let late = |at, share, times, least, most| Ambush {
+            at,
+            share,
+            times,
+            after: 0,
+            trick: Trick::Late(dice.between(least, most)),
+        };
+        let mut ambushes = match dice.chance(500) {
+            true => vec![late(Moment::Logs(Logged::ReplicaGone), 60, 15, 300, 900)],
+            false => vec![
+                late(Moment::Says(Said::TransfersDone), 40, 20, 400, 1_000),
+                late(Moment::Says(Said::Media), 1_000, 20, 200, 900),
+            ],
+        };
+        self.ambushes.append(&mut ambushes);
     }
 
     /// A copy that moves is read at its old place, where single ranges cannot be read, while the record of its new
