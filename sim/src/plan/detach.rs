@@ -1,6 +1,6 @@
 //! Disks that an operator has the pool forget while their nodes are away.
 
-use super::{Ambush, Fault, Logged, Moment, NARROW, Plan, Process, Said, Tenant, Trick};
+use super::{Ambush, DiskFault, Fault, Logged, Moment, NARROW, Plan, Process, Said, Tenant, Trick};
 use crate::dice::{Dice, Stream};
 
 impl Plan {
@@ -10,7 +10,10 @@ impl Plan {
         let dice = Dice::new(self.seed, Stream::Detachments);
         let keeps = self.keeps_all || self.tenants.iter().any(Tenant::keeps_all);
         let has_room = self.has_disks() && self.disk_bytes != NARROW;
-        if keeps || !has_room || !dice.chance(80) {
+        // A format takes both superblocks, and one of them may be damaged already.
+        let loses = |fault: &Fault| matches!(fault, Fault::Disk(_, DiskFault::LosesFlushes, _));
+        let loses_flushes = self.all_faults().any(loses);
+        if keeps || !has_room || loses_flushes || !dice.chance(80) {
             return;
         }
         self.ssd_drop_ms = None;
