@@ -4,8 +4,8 @@ use super::{Ambush, Call, Fault, LATE_DROP, Logged, Moment, Plan, Said, Trick};
 use crate::dice::{Dice, Stream};
 
 impl Plan {
-    /// From a stream of its own. Records of media and commits are late. A node begins to drain when its disk is attached
-    /// and the record of that is on its way. Nothing else loses a block.
+    /// From a stream of its own. Records of media and commits are late. A node begins to drain when its disk is
+    /// attached and the record of that is on its way. Nothing else loses a block.
     pub(super) fn draw_late_media(&mut self) {
         let dice = Dice::new(self.seed, Stream::LateMedia);
         if !self.keeps_all || !dice.chance(150) {
