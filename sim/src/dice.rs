@@ -78,6 +78,14 @@ pub(crate) enum Stream {
     Themes,
     /// What is under way at once.
     Meetings,
+    /// Old images of disks.
+    Images,
+    /// Superblocks whose flush fails.
+    Superblocks,
+    /// Disks that the pool forgets by order.
+    Detachments,
+    /// Disks that are attached while their nodes leave.
+    LateMedia,
     /// A task of a client, by the number of the client's life.
     Task(u64, u64),
 }
@@ -120,6 +128,10 @@ impl Stream {
             Self::Themes => 33,
             Self::Meetings => 60,
             Self::Returns => 50,
+            Self::Images => 41,
+            Self::Superblocks => 42,
+            Self::Detachments => 43,
+            Self::LateMedia => 44,
             Self::Intruder(visit) => 100 + visit,
             Self::Task(life, task) => 1_000 + 100 * life + task,
         }

@@ -58,6 +58,7 @@ mod trace;
 mod whole;
 mod words;
 mod world;
+mod written;
 
 pub use plan::{
     Ambush, Call, DiskFault, Fault, Logged, Mix, Moment, Noise, Plan, Process, Said, Tenant, Trick,

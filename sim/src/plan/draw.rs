@@ -111,10 +111,14 @@ impl Plan {
         plan.draw_late_settings();
         plan.draw_narrow_disks();
         plan.draw_returns();
+        plan.draw_old_images();
+        plan.draw_superblocks();
+        plan.draw_detachments();
         plan.draw_pins();
         plan.draw_budget();
         plan.draw_operator();
         plan.draw_quiet_drains();
+        plan.draw_late_media();
         plan.faults.sort_by_key(|(at, _)| *at);
         plan
     }

@@ -64,6 +64,9 @@ impl World {
                 self.crash(Process::Node(number), ms(down));
                 self.after_death(number, Ssd::become_blank);
             }
+            Fault::Detach(number) => {
+                spawn_local(Arc::clone(self).detach_disks(number));
+            }
             Fault::Disk(number, fault, wait) => {
                 if let Some(ssd) = self.ssds.get(number) {
                     ssd.inflict(fault, ms(wait));
@@ -194,6 +197,22 @@ impl World {
             tenants.find(|tenant| pool.namespace(&tenant_name(*tenant)) == Ok(namespace))?;
         let number = number_of(&key)?;
         Some((tenant, tenant as u64 * TENANT_KEYS + number))
+    }
+
+    /// An operator has the leader forget the disks that a node had, as `kvctl ssd detach` does.
+    async fn detach_disks(self: Arc<Self>, number: usize) {
+        let Some((_, pool)) = checks::leading(&self).into_iter().next() else {
+            return;
+        };
+        let name = format!("n{number}");
+        let media = pool.media().into_iter().map(|view| view.record);
+        for medium in media.filter(|medium| medium.node.0 == name) {
+            // Copies leave without their nodes.
+            self.node_is_lost();
+            let detached = pool.detach_medium(medium.medium, true).await;
+            let said = format_args!("detach of {}: {detached:?}", medium.id).to_string();
+            self.trace.note(Process::Node(number), said);
+        }
     }
 
     /// Changes a disk once the requests of its dead node are done in part.

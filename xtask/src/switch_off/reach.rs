@@ -182,6 +182,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "loads on a node that drains get the room of blocks that were set aside",
             "a load on a node that drains finds a piece that lies across two steps of its search",
             "another replica of a block voids no store of it",
+            "the blocks of a medium that is gone are copied again",
         ],
     ),
     (
@@ -279,6 +280,9 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "no block moves to a node that leaves meanwhile",
             // No zone is emptied before the moves of its copies are recorded.
             "the record of a copy that leaves with its zone names its place",
+            // Records become durable in the order of the log. Between the last one of an earlier session and the one
+            // that the next session waits for, no copy moves and no zone is emptied.
+            "a record of an earlier session does not empty a zone in the next one",
             // A leader grants a place only once the log has the record with which its block left. So the next commit
             // there is in a later group.
             "a standby publishes a block that comes back before the next commit takes its place",
@@ -302,6 +306,8 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "pinned blocks that wait for one medium let those of another go first",
             "a drain begins again when a medium of its node is gone",
             "a drain waits for stores on a medium that has become slow",
+            // A node offers its only medium when no request is in flight. So its state changes after its record.
+            "a medium has the state that its node told last",
         ],
     ),
     (
