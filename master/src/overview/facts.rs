@@ -54,6 +54,8 @@ pub struct NodeFacts {
     pub connections: u64,
     /// The blocks that a stop of this draining node would lose. `None` while they are not counted.
     pub left_blocks: Option<u64>,
+    /// True while the node drains and its media do not come back (`kvctl node drain --ssd`).
+    pub media_leave: bool,
     /// The usage of its memory.
     #[serde(flatten)]
     pub fill: Fill,
@@ -236,6 +238,7 @@ pub(super) fn add_pool(overview: &mut Overview, pool: &Pool) {
             silent_ms: Some(pool.age_ms(node.last_heard())),
             connections: node.reported().connections,
             left_blocks: node.left_blocks(),
+            media_leave: node.drains() && node.media_leave(),
             fill,
             media,
             problems: node.problems(),

@@ -13,6 +13,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "a_medium_that_came_back_while_another_one_was_dropped_stays",
     },
     Mechanism {
+        invariant: 5,
+        what: "a medium whose attachment is being logged is not dropped",
+        file: "master/src/pool/tiering/attach.rs",
+        on: "if no_offer_meanwhile.is_err() {",
+        off: "if false && no_offer_meanwhile.is_err() {",
+        package: "kvpool-master",
+        test: "a_medium_whose_attachment_is_being_logged_is_not_dropped",
+    },
+    Mechanism {
         invariant: 3,
         what: "a lookup that waited releases the block that came back, and no later one",
         file: "master/src/pool/tiering/restore.rs",

@@ -493,6 +493,12 @@ impl Pool {
             self.doubt_drained();
         }
         for medium in late {
+            // A record of this medium may be on its way to the log. The medium would be set again after its
+            // drop, although the log has the drop last.
+            let no_offer_meanwhile = self.registration.try_lock();
+            if no_offer_meanwhile.is_err() {
+                return;
+            }
             // The drop of earlier media took time, so the node of this medium may have returned.
             if is_used(medium.id) {
                 continue;

@@ -42,6 +42,45 @@ async fn a_medium_that_came_back_while_another_one_was_dropped_stays() {
     assert_eq!(left, [second]);
 }
 
+/// The node returns at the end of the time, while the store is slow. The copies on its medium stay.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_medium_whose_attachment_is_being_logged_is_not_dropped() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        ssd_drop_after: Duration::from_secs(20),
+        ..Config::default()
+    };
+    let pool = pool_with(directory.path(), config).await;
+    let id = SegmentId::on_medium(1);
+    pool.tier.set_medium(medium_of(1));
+    let medium = pool.tier.medium(id).unwrap();
+    pool.drop_absent_media();
+    let (node, session, _sent) = connected(&pool);
+    // Nothing is durable before the test says so.
+    let (go_on, waits) = std::sync::mpsc::channel::<()>();
+    let wait = move |_| {
+        let _test_failed = waits.recv();
+    };
+    pool.journal().insist(Vec::new(), Ack::Durable, wait);
+    let offers = vec![offer(&medium, MediumState::MediumReady)];
+    let mut offering = Box::pin(pool.media_offered(&node, session, offers));
+    tokio::select! {
+        biased;
+        _ = &mut offering => panic!("the record is not durable"),
+        () = tokio::time::sleep(Duration::from_millis(50)) => {}
+    }
+    let before = BootInstant(pool.now().0.saturating_sub(21_000));
+    pool.tiering.absent.lock().get_mut(&id).unwrap().since = before;
+    pool.drop_absent_media();
+    go_on.send(()).unwrap();
+    offering.await.unwrap();
+    let now = pool.tier.medium(id).unwrap();
+    assert!(Arc::ptr_eq(&medium, &now), "it was dropped and set again");
+    pool.drop_absent_media();
+    assert!(pool.tier.medium(id).is_some(), "its node has it");
+    pool.retire().await;
+}
+
 /// Blocks whose copies were on the lost medium get other copies on the node's second medium.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_blocks_of_a_medium_that_is_gone_are_copied_again() {
