@@ -47,6 +47,8 @@ pub struct NodeFacts {
     pub state: &'static str,
     /// `host:port` of the data port.
     pub data_address: String,
+    /// Its version of kvpool; empty when unknown.
+    pub version: String,
     /// The time since the last heartbeat. For a gone node, the time since its drop. `None` for a
     /// node that only a medium names.
     pub silent_ms: Option<u64>,
@@ -235,6 +237,7 @@ pub(super) fn add_pool(overview: &mut Overview, pool: &Pool) {
             name: node.name.0.clone(),
             state: pool.state_label(&node),
             data_address: node.address().data,
+            version: node.version(),
             silent_ms: Some(pool.age_ms(node.last_heard())),
             connections: node.reported().connections,
             left_blocks: node.left_blocks(),
