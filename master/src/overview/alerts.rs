@@ -118,13 +118,7 @@ pub(super) fn judge(overview: &mut Overview, recent: &Recent) {
     masters(overview, &mut alerts);
     if let Some(pool) = &overview.pool {
         filled(pool, recent.puts_waited, &mut alerts);
-        if !overview.nodes.iter().any(|node| node.state == "live") {
-            let message = "The pool has no live store node: puts fail, and gets too, but for those \
-                           from draining nodes. Start one with \
-                           `kvstore-node --master ADDRESS --segment SIZE`";
-            let kind = AlertKind::NoLiveNode;
-            alerts.push(Alert::new(Severity::Critical, kind, "", message.to_owned()));
-        }
+        alerts.extend(no_live_node(&overview.nodes));
     }
     for node in &overview.nodes {
         alerts.extend(silent(node));
@@ -239,6 +233,24 @@ fn filled(pool: &PoolFacts, puts_waited: bool, alerts: &mut Vec<Alert>) {
         let alert = Alert::new(Severity::Warning, AlertKind::Quarantine, "", message);
         alerts.push(alert.metric("kvpool_master_quarantine_bytes"));
     }
+}
+
+fn no_live_node(nodes: &[NodeFacts]) -> Option<Alert> {
+    if nodes.iter().any(|node| node.state == "live") {
+        return None;
+    }
+    let drains = |node: &&NodeFacts| matches!(node.state, "draining" | "drained");
+    let start = "with `kvstore-node --master ADDRESS --segment SIZE`";
+    let message = match nodes.iter().find(drains) {
+        Some(node) => format!(
+            "No store node takes blocks: puts fail. Gets of blocks on draining nodes succeed. Take a node back with \
+             `kvctl node undrain {}`, or start one {start}",
+            node.name
+        ),
+        None => format!("The pool has no live store node: puts and gets fail. Start one {start}"),
+    };
+    let kind = AlertKind::NoLiveNode;
+    Some(Alert::new(Severity::Critical, kind, "", message))
 }
 
 fn silent(node: &NodeFacts) -> Option<Alert> {

@@ -185,6 +185,26 @@ fn a_pool_without_a_live_node_comes_first() {
     assert_eq!(kinds(ill), [AlertKind::NoLiveNode, AlertKind::NodeSuspect]);
 }
 
+/// The blocks of draining nodes are served, and an operator can end a drain.
+#[test]
+fn a_pool_whose_nodes_all_drain_says_how_to_take_one_back() {
+    let said = |states: &[&'static str]| {
+        let mut ill = healthy();
+        ill.nodes = states.iter().copied().map(node).collect();
+        judged(ill, &Recent::default()).remove(0)
+    };
+    for state in ["draining", "drained"] {
+        let alert = said(&["suspect", state]);
+        assert_eq!(alert.kind, AlertKind::NoLiveNode);
+        let undrain = format!("kvctl node undrain n-{state}");
+        assert!(alert.message.contains(&undrain), "{}", alert.message);
+        assert!(!alert.message.contains("gets fail"), "{}", alert.message);
+    }
+    let alert = said(&["suspect"]);
+    assert!(alert.message.contains("gets fail"), "{}", alert.message);
+    assert!(!alert.message.contains("undrain"), "{}", alert.message);
+}
+
 #[test]
 fn every_state_of_a_medium_but_ready_has_its_alert() {
     let mut ill = healthy();
