@@ -213,6 +213,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a removal takes a block that came back in another slot",
             "a node that speaks while its drain begins drains",
             "a medium that came back meanwhile is not dropped",
+            "a medium is not dropped while it is offered",
             "a store that ends while its block is evicted waits for the evictor's note",
             "a transfer begins in the session of its medium alone",
             "the leases of a swept block are noted before a load brings it back",
