@@ -309,6 +309,8 @@ pub struct NodeStats {
     /// The number of blocks that a stop of this draining node would lose, when the master last counted them.
     /// `None` while blocks move, if the node does not drain, and from an older master.
     pub left_blocks: Option<u64>,
+    /// The node's version of kvpool; empty when unknown.
+    pub version: String,
 }
 
 /// One segment of a store node.

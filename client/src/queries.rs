@@ -520,6 +520,7 @@ fn read_node(wire: kvpool_proto::NodeStats) -> Result<NodeStats, ControlError> {
         heartbeat_age: Duration::from_millis(wire.heartbeat_age_ms),
         problems: wire.problems,
         left_blocks: wire.left_blocks,
+        version: wire.version,
         segments: wire
             .segments
             .into_iter()

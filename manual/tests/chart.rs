@@ -3,13 +3,14 @@
 //! `KVPOOL_GENERATE=1` writes the table of values in the chart's README anew. The tests that render the chart need
 //! helm: in the path, or named in `KVPOOL_HELM`.
 
-use clap::Parser;
+use clap::{ArgAction, CommandFactory, Parser};
 use kvpool_daemon::{advertise, config};
 use kvpool_master::{Config as MasterConfig, Flags as MasterFlags};
 use kvpool_store_node::{Config as NodeConfig, Flags as NodeFlags};
 use serde_json::Value;
 /// Keeps the order of its members, unlike a value of serde_json.
 use serde_norway::Value as Schema;
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -143,6 +144,26 @@ fn command_line(container: &Value) -> Vec<String> {
         word
     });
     filled.collect()
+}
+
+/// The chart refuses any other flag that stands twice, as the programs do.
+#[test]
+fn the_chart_knows_which_flags_make_a_list() {
+    let text = read("charts/kvpool/templates/_args.tpl");
+    let (_, rest) = text.split_once("$lists := list ").unwrap();
+    let (known, _) = rest.split_once(" -}}").unwrap();
+    let known: BTreeSet<String> = known
+        .split(' ')
+        .map(|flag| flag.trim_matches('"').to_owned())
+        .collect();
+    let programs = [MasterFlags::command(), NodeFlags::command()];
+    let lists: BTreeSet<String> = programs
+        .iter()
+        .flat_map(|program| program.get_arguments())
+        .filter(|flag| matches!(flag.get_action(), ArgAction::Append))
+        .filter_map(|flag| Some(format!("--{}", flag.get_long()?)))
+        .collect();
+    assert_eq!(known, lists);
 }
 
 /// Loads the configuration that each set of values gives the daemons. A flag that a program lacks, and a setting that

@@ -89,6 +89,7 @@ impl Bench {
             loaded: Vec::new(),
             can_pull: false,
             can_undrain: false,
+            version: String::new(),
             wants_signed_reads: false,
         };
         let node = pool.register(&registration).await?;

@@ -168,6 +168,8 @@ pub struct StoreNode {
     stops: AtomicBool,
     /// True when the node understands the order to end a drain.
     can_undrain: AtomicBool,
+    /// The node's version of kvpool. Empty before its first session of the term, and from nodes that do not tell it.
+    version: RwLock<String>,
     /// The cancelled drains. The lock is held while a drain begins or is cancelled, and while the node is told.
     cancellations: Mutex<Cancellations>,
     /// True once the node has said that it waits until its blocks have moved to other nodes.
@@ -216,6 +218,7 @@ impl StoreNode {
             drains: AtomicBool::new(false),
             stops: AtomicBool::new(false),
             can_undrain: AtomicBool::new(false),
+            version: RwLock::default(),
             cancellations: Mutex::default(),
             waits_for_moves: AtomicBool::new(false),
             awaits_word: AtomicBool::new(false),
@@ -352,6 +355,15 @@ impl StoreNode {
 
     pub(crate) fn can_undrain(&self) -> bool {
         self.can_undrain.load(Ordering::Acquire)
+    }
+
+    /// The node's version of kvpool; empty when unknown.
+    pub fn version(&self) -> String {
+        self.version.read().clone()
+    }
+
+    pub(crate) fn set_version(&self, version: &str) {
+        version.clone_into(&mut self.version.write());
     }
 
     pub(crate) fn set_can_undrain(&self, can_undrain: bool) {

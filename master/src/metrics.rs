@@ -1,11 +1,13 @@
 //! The metrics of a kvmaster. `docs/operations/metrics.md` has their table.
 
+mod drains;
 pub(crate) mod namespaces;
 
-use crate::membership::NodeState;
+use crate::membership::{NodeState, StoreNode};
 use crate::overview::NamespaceUse;
 use crate::placement::Usage;
 use crate::pool::{MEDIUM_STATES, MediumView};
+use drains::LeftBlocks;
 use kvpool_daemon::latency::Latencies;
 use kvpool_proto::ClusterReply;
 use kvpool_types::{Code, Length};
@@ -16,6 +18,7 @@ use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The calls of clients, as `Pool` names them.
@@ -85,6 +88,7 @@ pub struct Metrics {
     evicted_without_copy: IntCounter,
     media_due_bytes: IntGauge,
     nodes: IntGaugeVec,
+    left_blocks: LeftBlocks,
     nodes_dropped: IntCounter,
     media: IntGaugeVec,
     namespaces: NamespaceGauges,
@@ -184,6 +188,7 @@ impl Metrics {
             nodes.with_label_values(&[state]).set(0);
         }
         registry.register(Box::new(nodes.clone()))?;
+        let left_blocks = LeftBlocks::new(&registry)?;
         let by_code = |name: &str, help: &str| {
             let counter = Opts::new(format!("kvpool_master_{name}"), help);
             let counter = IntCounterVec::new(counter, &["code"])?;
@@ -320,6 +325,7 @@ impl Metrics {
                 "Bytes whose copy to a medium is due or in progress.",
             )?,
             nodes,
+            left_blocks,
             nodes_dropped: counter(
                 "nodes_dropped_total",
                 "Store nodes dropped with their blocks after a long silence.",
@@ -462,6 +468,19 @@ impl Metrics {
             let gauge = self.nodes.with_label_values(&[state]);
             gauge.set(whole(with as u64));
         }
+    }
+
+    /// Records how many blocks a stop of each node would lose: none of a node that does not drain. A draining node
+    /// whose blocks are not counted has no value.
+    pub(crate) fn watch_left_blocks(&self, nodes: &[Arc<StoreNode>]) {
+        let counted = nodes.iter().filter_map(|node| {
+            let left = match node.drains() {
+                true => node.left_blocks()?,
+                false => 0,
+            };
+            Some((node.name.0.clone(), left))
+        });
+        self.left_blocks.set(counted.collect());
     }
 
     /// Records the use of the largest namespaces.

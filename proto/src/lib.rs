@@ -55,6 +55,7 @@ impl std::fmt::Debug for Register {
             .field("wants_signed_reads", &self.wants_signed_reads)
             .field("loaded", &self.loaded)
             .field("can_undrain", &self.can_undrain)
+            .field("version", &self.version)
             .finish()
     }
 }

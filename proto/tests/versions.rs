@@ -92,6 +92,7 @@ fn both_ends_of_a_handshake_of_version_1_are_understood() {
             wants_signed_reads: false,
             loaded: Vec::new(),
             can_undrain: false,
+            version: String::new(),
         },
     );
     holds(

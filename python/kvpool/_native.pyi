@@ -760,7 +760,7 @@ class Stats:
 class Node:
     """A store node. `state`: live, suspect, draining or drained (it may stop). `incarnation`: text, new after each
     restart of the node. `data_address`: the data port, host:port. `heartbeat_age`: seconds since the last
-    heartbeat. `segments`: list of `Segment`.
+    heartbeat. `segments`: list of `Segment`. `version`: of kvpool; empty if unknown.
     """
 
     @property
@@ -775,6 +775,8 @@ class Node:
     def heartbeat_age(self) -> float: ...
     @property
     def segments(self) -> list[Segment]: ...
+    @property
+    def version(self) -> str: ...
 
 class Segment:
     """A segment of a store node. `id`: int. `capacity`, `used`, `quarantine`, `largest_free`: bytes. `free_ranges`: the

@@ -204,6 +204,14 @@ def test_each_end_waits_for_the_other_for_the_time_of_the_setting(mode: str) -> 
     assert "patience" in asked[1] and ("patience" in asked[0] or mode == "pull")
 
 
+@pytest.mark.parametrize("released", [True, False])
+def test_a_close_that_a_peer_outlasts_is_logged(released: bool, caplog: pytest.LogCaptureFixture) -> None:
+    session = types.SimpleNamespace(close=lambda: released)
+    half = Exchange(session, "push", range(LAYERS), timeout=1.0)  # type: ignore[arg-type]
+    assert half.close() is released
+    assert ("did not end in time" in caplog.text) is not released
+
+
 def waiting(prefill: Rank, wanted: int, seconds: float = 20.0) -> bool:
     """Whether `wanted` offers wait for pins in time."""
     end = time.monotonic() + seconds

@@ -6,13 +6,13 @@ use crate::plan::{Ambush, Logged, Moment, Plan, Said, Trick};
 use bytes::Bytes;
 use kvpool_master::store::record::{self, Record};
 use kvpool_proto as proto;
-use kvpool_types::Key;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::unpack;
+use kvpool_types::{Key, SegmentId};
 use parking_lot::Mutex;
 use prost::Message;
 use proto::{master_message, node_message};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -49,6 +49,8 @@ pub(crate) struct Ambushes {
     is_over: AtomicBool,
     /// The versions of the blocks of orders to nodes, by the tickets that the answers name.
     transfers: Mutex<BTreeMap<u64, u64>>,
+    /// The versions of blocks that were to come back from media.
+    returns: Mutex<BTreeSet<u64>>,
     pulls: Mutex<BTreeMap<u64, u64>>,
 }
 
@@ -70,6 +72,7 @@ impl Ambushes {
             due: Mutex::new(Some(due)),
             is_over: AtomicBool::new(false),
             transfers: Mutex::default(),
+            returns: Mutex::default(),
             pulls: Mutex::default(),
         }
     }
@@ -122,7 +125,11 @@ impl Ambushes {
                     let mut places = commit.replicas.iter();
                     let is_copy = places.any(|(segment, _)| segment.is_on_medium());
                     let logged = if is_copy { Logged::Copy } else { Logged::Block };
-                    (logged, About::Key(commit.namespace, commit.key))
+                    let about = About::Key(commit.namespace, commit.key);
+                    if !is_copy && self.returns.lock().contains(&commit.version.0) {
+                        late += self.meet(Moment::Logs(Logged::Return), &about);
+                    }
+                    (logged, about)
                 }
                 Record::Remove(gone) => {
                     let is_whole = gone.places.is_empty();
@@ -171,6 +178,11 @@ impl Ambushes {
         self.meet(Moment::Says(said), &about)
     }
 
+    /// A candidate has lost. Returns for how long its watch of the leader shows it nothing new.
+    pub(crate) fn loses(&self) -> Duration {
+        self.meet(Moment::Loses, &About::Nothing)
+    }
+
     /// A master says something to a node.
     pub(crate) fn orders(&self, message: &proto::MasterMessage) -> Duration {
         use master_message::Body;
@@ -180,6 +192,14 @@ impl Ambushes {
                 let all = orders.transfers.iter();
                 let versions = all.map(|order| (order.ticket, order.version));
                 self.transfers.lock().extend(versions);
+                let reads_medium = |order: &&proto::Transfer| {
+                    let from = order.from.as_ref();
+                    from.is_some_and(|from| SegmentId(from.segment).is_on_medium())
+                };
+                let returns = orders.transfers.iter().filter(reads_medium);
+                self.returns
+                    .lock()
+                    .extend(returns.map(|order| order.version));
                 let first = orders.transfers.first();
                 (Said::Transfers, version(first.map(|order| order.version)))
             }

@@ -8,12 +8,14 @@ use crate::dice::{Dice, Stream};
 use crate::drains;
 use crate::history::bytes_of;
 use crate::intruder::NO_EPOCH;
+use crate::leaderless;
 use crate::leases::Broken;
 use crate::life::Life;
 use crate::load::{Task, connect, name};
 use crate::pins::Unpinned;
 use crate::plan::{Fault, Process, Tenant, tenant_name};
 use crate::promises::Gone;
+use crate::removed;
 use crate::rest;
 use crate::sight::Sight;
 use crate::successor::{self, lines};
@@ -58,6 +60,7 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
     if let Some(collision) = world.ssds.iter().find_map(|ssd| ssd.collision()) {
         return Err(collision);
     }
+    leaderless::ends(world)?;
     let leading = leading(world);
     if let [(one, first), (other, second), ..] = leading.as_slice() {
         return Err(format!(
@@ -74,6 +77,7 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
             .map_err(|wrong| format!("m{number} in epoch {}: {wrong}", pool.epoch))?;
         ids_name_one_segment(world, *number, pool)?;
         keys_have_one_version(sight)?;
+        removed::stay_away(world, sight)?;
         // A block that comes back from a disk has left its chain, and one with a wrong byte is dropped.
         if world.plan.noise.flipped_writes == 0 && !world.plan.has_disks() {
             parents_stay(world, sight)?;
@@ -189,8 +193,14 @@ fn leased_stay(world: &World, pool: &Pool) -> Option<String> {
     gone.into_iter().find(is_wrong).map(|gone| gone.what)
 }
 
-/// A leader that knew a lease knows it until its end, unless the key changes. A namespace takes its blocks along.
+/// A leader that knew a lease knows it until its end, unless the key changes, and counts its holder. A namespace takes
+/// its blocks along.
 fn leases_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
+    // A disk goes by order, with the leases on its copies.
+    let mut faults = world.plan.all_faults();
+    if faults.any(|fault| matches!(fault, Fault::Detach(_))) {
+        return Ok(());
+    }
     let broken = world.net.promises.leases.forgotten_by(sight, &world.plan);
     let history = world.load.history.lock();
     for Broken { key, asked, what } in broken {
@@ -198,7 +208,16 @@ fn leases_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
             return Err(what);
         }
     }
-    Ok(())
+    // A damaged replica takes its leases along, perhaps while their answers are on their way.
+    if world.plan.noise.flipped_writes > 0 {
+        return Ok(());
+    }
+    let may_have_changed = |key, since| history.may_have_changed(key, since);
+    let leases = &world.net.promises.leases;
+    match leases.uncounted(sight, &world.plan, may_have_changed) {
+        Some(uncounted) => Err(uncounted),
+        None => Ok(()),
+    }
 }
 
 /// Where nothing takes blocks, one that was there is there at every later look.

@@ -58,6 +58,8 @@ pub(crate) enum Stream {
     Narrow,
     /// Blocks that move from node to node.
     Moves,
+    /// Blocks that come back from disks.
+    Returns,
     /// An operator who takes nodes out of service.
     Operator,
     /// A node that leaves the pool at rest.
@@ -76,6 +78,16 @@ pub(crate) enum Stream {
     Themes,
     /// Pools that are made for a node that leaves.
     Departures,
+    /// What is under way at once.
+    Meetings,
+    /// Old images of disks.
+    Images,
+    /// Superblocks whose flush fails.
+    Superblocks,
+    /// Disks that the pool forgets by order.
+    Detachments,
+    /// Disks that are attached while their nodes leave.
+    LateMedia,
     /// A task of a client, by the number of the client's life.
     Task(u64, u64),
 }
@@ -116,7 +128,13 @@ impl Stream {
             Self::Operator => 31,
             Self::Departure => 32,
             Self::Themes => 33,
-            Self::Departures => 44,
+            Self::Departures => 47,
+            Self::Meetings => 60,
+            Self::Returns => 50,
+            Self::Images => 41,
+            Self::Superblocks => 42,
+            Self::Detachments => 43,
+            Self::LateMedia => 44,
             Self::Intruder(visit) => 100 + visit,
             Self::Task(life, task) => 1_000 + 100 * life + task,
         }

@@ -4,7 +4,7 @@ use crate::checks::{RING, is_on, leading};
 use crate::copies::is_right;
 use crate::dice::{Dice, Stream};
 use crate::plan::{
-    Ambush, Departs, DiskFault, Fault, LATE_DROP, Loss, Moment, Plan, Process, Said, Trick,
+    Ambush, Call, Departs, DiskFault, Fault, LATE_DROP, Loss, Moment, Plan, Process, Said, Trick,
 };
 use crate::sight::Sight;
 use crate::world::World;
@@ -139,14 +139,20 @@ impl Plan {
         self.noise.flipped_writes = 0;
         self.nodes = 1;
         let at = dice.between(2_000, 5_000);
-        let down = dice.between(30, 1_500);
-        self.faults.push((at, Fault::OutOfService(0, true, down)));
-        if dice.chance(500) {
+        let mut down = dice.between(30, 1_500);
+        if dice.chance(800) {
+            // The node waits until it is called drained.
+            down += u64::from(down.is_multiple_of(3));
+            // Blocks that are on the disk alone are read, so that the node notices what happened.
+            self.longest_pause = self.longest_pause.min(30_000);
+            self.mix.raise(Call::Get, 8);
+            self.mix.raise(Call::Hold, 4);
             // A move without a target is given up after five seconds. The disk takes the blocks then.
-            let gone = at + dice.between(5_500, 8_500);
+            let gone = at + dice.between(5_300, 7_500);
             self.faults
                 .push((gone, Fault::Disk(0, DiskFault::IsGone, 0)));
         }
+        self.faults.push((at, Fault::OutOfService(0, true, down)));
         self.length_ms = self.length_ms.max(at + 9_000);
     }
 }

@@ -205,6 +205,34 @@ impl History {
         })
     }
 
+    /// Whether a removal of the key was answered, and no put of it may have taken effect since that removal began.
+    pub(crate) fn is_removed(&self, key: u64) -> bool {
+        let Some(of_key) = self.keys.get(&key) else {
+            return false;
+        };
+        let changes = || of_key.changes.values();
+        let is_done = |change: &&Change| {
+            change.length.is_none() && matches!(change.outcome, Outcome::Done(_))
+        };
+        let last = changes().filter(is_done).map(|removal| removal.begun).max();
+        last.is_some_and(|begun| {
+            let mut puts = changes().filter(|change| change.length.is_some());
+            puts.all(|put| self.is_over_by(put, begun))
+        })
+    }
+
+    /// Whether a put took effect before `begun`, or never.
+    fn is_over_by(&self, put: &Change, begun: Instant) -> bool {
+        match put.outcome {
+            Outcome::Running => false,
+            Outcome::Failed => true,
+            Outcome::Done(at) => at < begun,
+            // A put that was answered at once has found a block.
+            Outcome::Present if put.took <= ONE_ATTEMPT => true,
+            Outcome::Present | Outcome::Unknown => put.begun + self.latest.max(put.took) < begun,
+        }
+    }
+
     /// Judges what a get saw, which `who` began at `begun`.
     pub(crate) fn see(
         &mut self,
@@ -317,6 +345,34 @@ mod tests {
         assert!(wrong.contains("after the end of removal"), "{wrong}");
         assert!(!history.may_be_there(1, Instant::now()));
         assert!(!history.may_be_there(2, Instant::now()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_removed_key_is_one_that_no_put_may_have_brought_back() {
+        let mut history = History::new(Duration::ZERO, Duration::ZERO);
+        let moment = || tokio::time::advance(Duration::from_millis(5));
+        let put = history.begin(1, Some(100), false);
+        history.end(1, put, Outcome::Done(Instant::now()));
+        moment().await;
+        assert!(!history.is_removed(1));
+        let removal = history.begin(1, None, true);
+        assert!(!history.is_removed(1), "it runs");
+        history.end(1, removal, Outcome::Done(Instant::now()));
+        assert!(history.is_removed(1) && !history.is_removed(2));
+        moment().await;
+        let again = history.begin(1, Some(100), false);
+        assert!(!history.is_removed(1), "a put runs");
+        history.end(1, again, Outcome::Failed);
+        assert!(history.is_removed(1));
+        let late = history.begin(1, Some(100), false);
+        history.end(1, late, Outcome::Unknown);
+        moment().await;
+        for expected in [false, true] {
+            let removal = history.begin(1, None, true);
+            history.end(1, removal, Outcome::Done(Instant::now()));
+            assert_eq!(history.is_removed(1), expected);
+            tokio::time::advance(LATEST_EFFECT).await;
+        }
     }
 
     #[tokio::test(start_paused = true)]

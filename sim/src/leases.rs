@@ -2,15 +2,18 @@
 //!
 //! - A leader that was seen to know a lease knows it until its end, at the block in memory or at its copy. It may
 //!   forget the leases on blocks in memory that leave with their nodes, and those on keys that change.
+//! - A leader counts at least as many holders of a block, or of its copy, as have leases there. Otherwise the release
+//!   of one of them would end the leases of others. It may also not know the number: such leases end by expiry.
 //! - A leader knows no leases of earlier terms. So it takes each block of an earlier term for leased until they are
 //!   over. A removal without force takes no such block, in memory or on a disk.
 
 use crate::load::number_of;
 use crate::plan::{Plan, Process, TENANT_KEYS};
 use crate::sight::Sight;
+use kvpool_master::pool::Pool;
 use kvpool_types::{Key, SegmentId, Version};
 use parking_lot::Mutex;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -25,6 +28,8 @@ struct Held {
     /// When the reader had the answer.
     given: Instant,
     until: Instant,
+    /// The version that the answer names, if it names one.
+    located: Option<Version>,
     /// The block for which the leader was seen to know it.
     known: Option<Known>,
     /// The leader may have forgotten it. A later lease on the same copy does not bring it back.
@@ -34,9 +39,22 @@ struct Held {
 /// See [`Held`].
 #[derive(Clone, Copy, Debug)]
 struct Known {
+    /// The number of its key.
+    key: u64,
     version: Version,
     /// Whether memory had the block then.
     in_memory: bool,
+}
+
+impl Held {
+    /// Whether its leader gave it before this moment. A token is the end of its lease on the clock of its leader, which
+    /// may drift.
+    fn is_from_before(&self, moment: Option<Instant>, pool: &Pool, plan: &Plan) -> bool {
+        const SLACK: Duration = Duration::from_millis(10);
+        let given_ms = self.token.saturating_sub(plan.lease_ms);
+        let age = Duration::from_millis(pool.clock_ms().saturating_sub(given_ms)) + SLACK;
+        moment.is_some_and(|moment| moment + age >= Instant::now())
+    }
 }
 
 /// A lease as an answer gives it.
@@ -65,15 +83,42 @@ pub(crate) struct Leases {
     all: Mutex<Vec<Held>>,
     /// The segments at the last look.
     segments: Mutex<BTreeSet<SegmentId>>,
+    losses: Mutex<Losses>,
+}
+
+/// When memory was lost. A block that was on its way back from a disk then may appear later, and is lost at once.
+#[derive(Clone, Copy, Debug, Default)]
+struct Losses {
+    /// The last look at which memory had been lost, or such a block may have appeared.
+    at: Option<Instant>,
+    /// Whether such blocks may still be on their way.
+    go_on: bool,
+}
+
+impl Losses {
+    /// Notes a look. Returns whether memory, or such a block, may have been lost since the last one, and when that was
+    /// so last. A journal without records on their way has those of all such blocks.
+    fn look(&mut self, has_lost: bool, is_idle: bool) -> (bool, Option<Instant>) {
+        let may_have_lost = has_lost || self.go_on;
+        self.go_on = may_have_lost && !is_idle;
+        if may_have_lost {
+            self.at = Some(Instant::now());
+        }
+        (may_have_lost, self.at)
+    }
 }
 
 impl Leases {
-    /// A reader has got a lease on these keys.
-    pub(crate) fn begin(&self, given: Given, keys: impl IntoIterator<Item = Key>) {
+    /// A reader has got a lease on these keys, some with the version of their block.
+    pub(crate) fn begin(
+        &self,
+        given: Given,
+        keys: impl IntoIterator<Item = (Key, Option<Version>)>,
+    ) {
         let now = Instant::now();
         let mut all = self.all.lock();
         all.retain(|held| held.until > now);
-        all.extend(keys.into_iter().map(|key| Held {
+        all.extend(keys.into_iter().map(|(key, located)| Held {
             reader: given.reader,
             key,
             token: given.token,
@@ -81,6 +126,7 @@ impl Leases {
             asked: given.asked,
             given: now,
             until: given.until,
+            located,
             known: None,
             is_excused: false,
         }));
@@ -95,6 +141,13 @@ impl Leases {
         for held in all.iter_mut().filter(is_it) {
             held.token = given.token;
             held.until = given.until;
+            if held.is_excused && held.epoch == given.epoch {
+                // The leader has said that it knows the lease, so it counts as a new one.
+                held.asked = given.asked;
+                held.given = Instant::now();
+                held.known = None;
+                held.is_excused = false;
+            }
         }
     }
 
@@ -119,6 +172,8 @@ impl Leases {
         let before = std::mem::replace(&mut *self.segments.lock(), now.clone());
         // A block may have come back from a disk and left with its node, both since the last look.
         let has_lost = !before.is_subset(&now);
+        let is_idle = pool.logged().is_some();
+        let (may_have_lost, lost_at) = self.losses.lock().look(has_lost, is_idle);
         let now = Instant::now();
         let mut broken = Vec::new();
         let mut all = self.all.lock();
@@ -152,8 +207,10 @@ impl Leases {
                 known.version != version || known.in_memory && block.is_none()
             });
             let was_in_memory = held.known.is_none_or(|known| known.in_memory);
-            let is_lost = has_lost && (was_in_memory || !is_known);
-            if has_left || is_lost || held.known.is_none() && !is_known {
+            let is_lost = has_lost && was_in_memory || may_have_lost && !is_known;
+            // Its answer may have been on its way while memory was lost.
+            let is_old = held.is_from_before(lost_at, pool, plan);
+            if has_left || is_lost || held.known.is_none() && (is_old || !is_known) {
                 held.is_excused = true;
                 continue;
             }
@@ -171,11 +228,57 @@ impl Leases {
                 });
             }
             held.known = Some(Known {
+                key,
                 version,
                 in_memory: block.is_some(),
             });
         }
         broken
+    }
+
+    /// A block, or a copy, whose leader counts fewer holders than have leases on it. Call it after
+    /// [`Leases::forgotten_by`] at the same look.
+    ///
+    /// A lease without a version in its answer may be on an earlier block of its key. `may_have_changed` says so.
+    pub(crate) fn uncounted(
+        &self,
+        sight: &Sight<'_>,
+        plan: &Plan,
+        may_have_changed: impl Fn(u64, Instant) -> bool,
+    ) -> Option<String> {
+        const SLACK: Duration = Duration::from_millis(2);
+        let (pool, now) = (sight.pool, Instant::now());
+        let lost_at = self.losses.lock().at;
+        let all = self.all.lock();
+        let counts = |held: &&Held| {
+            let is_open = held.until > now + SLACK && held.epoch == pool.epoch.0;
+            is_open && !held.is_excused && !held.is_from_before(lost_at, pool, plan)
+        };
+        let mut there: BTreeMap<(Version, bool), u64> = BTreeMap::new();
+        for held in all.iter().filter(counts) {
+            let Some(known) = held.known else { continue };
+            let is_of_it =
+                held.located == Some(known.version) || !may_have_changed(known.key, held.asked);
+            if is_of_it {
+                *there.entry((known.version, known.in_memory)).or_default() += 1;
+            }
+        }
+        if there.is_empty() {
+            return None;
+        }
+        let (blocks, copies) = (pool.lease_holders(), pool.lease_holders_of_copies());
+        there.into_iter().find_map(|((version, in_memory), held)| {
+            let (of_its_kind, kind) = match in_memory {
+                true => (&blocks, "block"),
+                false => (&copies, "copy"),
+            };
+            let counted = u64::from(*of_its_kind.get(&version)?);
+            (counted < held).then(|| {
+                format!(
+                    "readers have {held} leases on the {kind} of version {version}, and its leader counts {counted}"
+                )
+            })
+        })
     }
 
     /// A lease of a term before `epoch`, which its reader had at `begun` and still has.

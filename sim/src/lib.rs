@@ -22,6 +22,7 @@
 
 mod absence;
 mod ambush;
+mod answers;
 mod budget;
 mod chains;
 mod checks;
@@ -33,6 +34,7 @@ mod entropy;
 mod history;
 mod intruder;
 mod kept;
+mod leaderless;
 mod leases;
 mod life;
 mod link;
@@ -43,6 +45,7 @@ mod net;
 mod pins;
 mod plan;
 mod promises;
+mod removed;
 mod replicas;
 mod rest;
 mod shrink;
@@ -56,6 +59,7 @@ mod trace;
 mod whole;
 mod words;
 mod world;
+mod written;
 
 pub use plan::{
     Ambush, Call, Departs, DiskFault, Fault, Logged, Mix, Moment, Noise, Plan, Process, Said,

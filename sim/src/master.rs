@@ -126,6 +126,11 @@ impl Master {
         self.retires.notify_one();
     }
 
+    /// Whether the process runs, and was not asked to end.
+    pub(crate) fn stands(&self) -> bool {
+        !self.life.is_over() && !self.has_retired.load(Ordering::Acquire)
+    }
+
     /// The process dies.
     pub(crate) fn kill(&self) {
         self.life.end();

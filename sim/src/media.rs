@@ -116,7 +116,12 @@ impl Media {
                 found = read.or(found);
             }
         }
-        found.filter(|_| !self.damaged.lock().contains(&node))
+        found.filter(|_| !self.may_be_wrong(node))
+    }
+
+    /// Whether the disk of a node may return wrong bytes.
+    pub(crate) fn may_be_wrong(&self, node: usize) -> bool {
+        self.damaged.lock().contains(&node)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The network between the processes: it delays, reorders, repeats and loses messages, and is cut.
 
 use crate::ambush::Ambushes;
+use crate::answers::{Answers, Stop};
 use crate::dice::{Dice, Stream};
 use crate::life::Life;
 use crate::media::{DiskRead, Media};
@@ -9,7 +10,7 @@ use crate::plan::{Noise, Plan, Process};
 use crate::promises::Promises;
 use crate::spans::Spans;
 use crate::trace::Trace;
-use crate::words::{Stop, Words};
+use crate::words::Words;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use kvpool_client::simulation::Unanswered;
@@ -88,7 +89,7 @@ pub(crate) struct Net {
     /// What masters promised to readers.
     pub(crate) promises: Promises,
     /// The answers to nodes that stop.
-    pub(crate) words: Words,
+    pub(crate) answers: Answers,
     pub(crate) violations: Mutex<Vec<String>>,
     pub(crate) ambushes: Arc<Ambushes>,
 }
@@ -171,7 +172,7 @@ impl Net {
             reads_are_right: plan.reads_are_right(),
             has_signed_reads: plan.has_signed_reads,
             promises: Promises::default(),
-            words: Words::default(),
+            answers: Answers::default(),
             locations: Mutex::default(),
             reads: Mutex::default(),
             violations: Mutex::default(),
@@ -520,25 +521,26 @@ impl Net {
             .nodes
             .session_over(Box::pin(ReceiverStream::new(at_master)));
         let lives = [life, port.life.clone()];
-        let stop = Arc::new(Stop::default());
-        let told = Arc::clone(&stop);
-        let net = Arc::clone(&self);
-        let sent = outgoing.into_inner();
-        tokio::spawn(net.pump(from, to, sent, (to_master, told), lives.clone()));
-        tokio::spawn(self.pump_down(to, from, answers, (to_node, stop), lives));
+        let (words, stop) = (Arc::new(Words::default()), Arc::new(Stop::default()));
+        let (outgoing, heard) = (outgoing.into_inner(), Arc::clone(&words));
+        let inbox = (to_master, Arc::clone(&stop));
+        let up = Arc::clone(&self).pump((from, to), outgoing, inbox, lives.clone(), heard);
+        tokio::spawn(up);
+        tokio::spawn(self.pump_down((to, from), answers, (to_node, stop), lives, words));
         Ok(Box::pin(ReceiverStream::new(at_node)))
     }
 
     async fn pump(
         self: Arc<Self>,
-        from: Process,
-        to: Process,
+        (from, to): (Process, Process),
         mut messages: mpsc::Receiver<proto::NodeMessage>,
         (inbox, stop): (mpsc::Sender<Result<proto::NodeMessage, Status>>, Arc<Stop>),
         [one, other]: [Life; 2],
+        words: Arc<Words>,
     ) {
         let pump = async {
             while let Some(message) = messages.recv().await {
+                words.hear(&message);
                 if let (Process::Node(node), Some(Body::Register(seen))) = (from, &message.body) {
                     self.registrations.lock().insert(node, seen.clone());
                 }
@@ -574,14 +576,14 @@ impl Net {
 
     async fn pump_down(
         self: Arc<Self>,
-        from: Process,
-        to: Process,
+        (from, to): (Process, Process),
         mut messages: mpsc::UnboundedReceiver<Result<proto::MasterMessage, Status>>,
         (inbox, stop): (
             mpsc::Sender<Result<proto::MasterMessage, Status>>,
             Arc<Stop>,
         ),
         [one, other]: [Life; 2],
+        words: Arc<Words>,
     ) {
         let pump = async {
             while let Some(message) = messages.recv().await {
@@ -589,6 +591,7 @@ impl Net {
                     .as_ref()
                     .is_ok_and(|message| stop.is_answered_by(message));
                 if let Ok(message) = &message {
+                    self.violations.lock().extend(words.say(message));
                     if let (Process::Master(master), Process::Node(node)) = (from, to) {
                         let pool = || self.pool_of(master);
                         self.media.orders(master, node, message, pool);
@@ -599,7 +602,7 @@ impl Net {
                     return;
                 }
                 if is_answer {
-                    self.words.reach(&one);
+                    self.answers.reach(&one);
                 }
                 if inbox.send(message).await.is_err() {
                     return;

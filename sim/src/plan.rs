@@ -3,11 +3,17 @@
 
 mod ambush;
 mod departures;
+mod detach;
 mod draw;
+mod images;
+mod late_media;
 mod losses;
+mod meeting;
 mod mix;
 mod moves;
 mod narrow;
+mod returns;
+mod superblocks;
 mod theme;
 
 pub use ambush::{Ambush, Logged, Moment, Said, Trick};
@@ -88,6 +94,8 @@ pub enum Fault {
     Cloned(usize, usize, u64),
     /// The node dies, and starts again after so many milliseconds with a blank disk.
     NewDisk(usize, u64),
+    /// An operator has the pool forget the disk of the node, with the copies there. Nothing, unless the node is away.
+    Detach(usize),
     /// The disk of the node goes wrong in this way, for so many milliseconds unless [`DiskFault`] says otherwise.
     Disk(usize, DiskFault, u64),
     /// An intruder tries whatever nobody may, at this node and its master.
@@ -111,6 +119,10 @@ pub enum DiskFault {
     IsGone,
     /// At once: bits of its data flip, or granules are swapped.
     Rots,
+    /// Its flushes fail, and what was not flushed may be lost.
+    LosesFlushes,
+    /// The place of a damaged superblock takes no writes. Nothing, unless one superblock is damaged and one is not.
+    BadSector,
 }
 
 impl fmt::Display for DiskFault {
@@ -121,6 +133,8 @@ impl fmt::Display for DiskFault {
             Self::IsFull => "is full",
             Self::IsGone => "is gone",
             Self::Rots => "rots",
+            Self::LosesFlushes => "loses flushes",
+            Self::BadSector => "takes no write over a damaged superblock",
         })
     }
 }
@@ -183,6 +197,7 @@ impl fmt::Display for Fault {
                 write!(f, "the disk of n{who} {fault}")
             }
             Self::Disk(who, fault, ms) => write!(f, "the disk of n{who} {fault} for {ms} ms"),
+            Self::Detach(who) => write!(f, "an operator has the disk of n{who} forgotten"),
             Self::Intruder(node) => write!(f, "an intruder tries n{node}"),
             Self::Quota(tenant, bytes) => {
                 write!(

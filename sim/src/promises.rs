@@ -146,7 +146,8 @@ impl Promises {
         };
         let found = unpack(&request.keys).flatten().zip(&reply.locations);
         let found = found.filter(|(_, location)| !location.replicas.is_empty());
-        self.leases.begin(given, found.map(|(key, _)| key.to_key()));
+        let found = found.map(|(key, at)| (key.to_key(), Some(Version(at.version))));
+        self.leases.begin(given, found);
         let mut promises = self.all.lock();
         promises.retain(|promise| promise.until > Instant::now());
         let before = promises.len();
@@ -208,7 +209,8 @@ impl Promises {
         };
         let keys = unpack(&request.keys).flatten().enumerate();
         let keys = keys.filter(|(at, _)| is_there(*at));
-        self.leases.begin(given, keys.map(|(_, key)| key.to_key()));
+        let keys = keys.map(|(_, key)| (key.to_key(), None));
+        self.leases.begin(given, keys);
     }
 
     /// Whether a reader has got a location just now.

@@ -11,6 +11,9 @@ use std::collections::BTreeMap;
 /// The numbers of keys, and where their blocks stand in a list.
 type Places = BTreeMap<u64, usize>;
 
+/// The namespaces of the plan by their ids.
+type Tenants = BTreeMap<NamespaceId, usize>;
+
 /// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Sight<'p> {
@@ -18,27 +21,27 @@ pub(crate) struct Sight<'p> {
     pub(crate) survey: Survey,
     memory: Places,
     media: Places,
+    tenants: Tenants,
+}
+
+/// The number of the block's key, if it is one of the plan's keys.
+fn key_of(block: &StoredBlock, plan: &Plan, tenants: &Tenants) -> Option<u64> {
+    let tenant = *tenants.get(&block.namespace)?;
+    let key = tenant as u64 * TENANT_KEYS + number_of(&block.key)?;
+    plan.keys_of(tenant).contains(&key).then_some(key)
 }
 
 /// The plan's keys among the blocks.
-fn places(blocks: &[StoredBlock], plan: &Plan, tenants: &BTreeMap<NamespaceId, usize>) -> Places {
-    let mut places = Places::new();
-    for (at, block) in blocks.iter().enumerate() {
-        let Some(tenant) = tenants.get(&block.namespace).copied() else {
-            continue;
-        };
-        let number = number_of(&block.key).map(|number| tenant as u64 * TENANT_KEYS + number);
-        if let Some(number) = number.filter(|number| plan.keys_of(tenant).contains(number)) {
-            places.insert(number, at);
-        }
-    }
-    places
+fn places(blocks: &[StoredBlock], plan: &Plan, tenants: &Tenants) -> Places {
+    let all = blocks.iter().enumerate();
+    let keys = all.filter_map(|(at, block)| Some((key_of(block, plan, tenants)?, at)));
+    keys.collect()
 }
 
 impl<'p> Sight<'p> {
     pub(crate) fn of(pool: &'p Pool, plan: &Plan) -> Self {
         let survey = pool.survey();
-        let tenants: BTreeMap<NamespaceId, usize> = (0..plan.tenants.len())
+        let tenants: Tenants = (0..plan.tenants.len())
             .filter_map(|tenant| Some((pool.namespace(&tenant_name(tenant)).ok()?, tenant)))
             .collect();
         Self {
@@ -46,7 +49,13 @@ impl<'p> Sight<'p> {
             media: places(&survey.copies, plan, &tenants),
             pool,
             survey,
+            tenants,
         }
+    }
+
+    /// The number of the key of a block, which the leader need not have.
+    pub(crate) fn key_of(&self, block: &StoredBlock, plan: &Plan) -> Option<u64> {
+        key_of(block, plan, &self.tenants)
     }
 
     /// The key's block in memory.

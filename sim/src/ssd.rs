@@ -7,9 +7,10 @@ use crate::budget::Ledger;
 use crate::life::Life;
 use crate::net::Net;
 use crate::plan::{DiskFault, Process};
-use kvpool_disk::medium::Superblock;
+use kvpool_disk::medium::{Header, Superblock};
 use kvpool_disk::{Completion, Engine, EngineKind, GRANULE, IoError, Op, Request};
 use kvpool_types::medium::DATA_START;
+use kvpool_types::{Offset, Version};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io;
@@ -54,6 +55,9 @@ struct State {
     stalls_until: Option<Instant>,
     fails_until: Option<Instant>,
     full_until: Option<Instant>,
+    loses_until: Option<Instant>,
+    /// The granule of a superblock that takes no writes, and until when.
+    bad_sector: Option<(u64, Instant)>,
     /// The device is gone until the node starts again.
     is_gone: bool,
     /// Whether this life of the node saw an error of the device.
@@ -182,6 +186,8 @@ impl Ssd {
             DiskFault::IsFull => state.full_until = until.max(state.full_until),
             DiskFault::IsGone => (state.is_gone, state.has_failed) = (true, true),
             DiskFault::Rots => state.rot(&self.net.dice),
+            DiskFault::LosesFlushes => state.loses_until = until.max(state.loses_until),
+            DiskFault::BadSector => state.bad_sector = state.damaged_superblock().zip(until),
         }
     }
 
@@ -229,6 +235,7 @@ impl Ssd {
     pub(crate) fn heal(&self) {
         let mut state = self.state.lock();
         (state.stalls_until, state.fails_until, state.full_until) = (None, None, None);
+        (state.loses_until, state.bad_sector) = (None, None);
     }
 
     /// Whether the medium is to be in use: the present life of the node saw no error of the device, and no other node
@@ -251,6 +258,16 @@ impl Ssd {
     pub(crate) fn is_failing(&self) -> bool {
         let fails = self.state.lock().fails_until;
         fails.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Whether the header of a copy of this version is at this offset of the bytes for blocks.
+    pub(crate) fn has_header(&self, offset: Offset, version: Version) -> bool {
+        let state = self.state.lock();
+        let granule = state
+            .granules
+            .get(&((DATA_START + offset.0) / GRANULE as u64));
+        let header = granule.and_then(|bytes| Header::decode(bytes).ok());
+        header.is_some_and(|header| header.version == version)
     }
 
     /// When a request that begins now is done.
@@ -338,7 +355,9 @@ impl State {
             Err(IoError::Gone(io::ErrorKind::NotFound.into()))
         } else if writes && lasts(self.full_until) {
             Err(IoError::NoSpace)
-        } else if lasts(self.fails_until) && net.dice.chance(FAILING) {
+        } else if writes && self.takes_none(end)
+            || lasts(self.fails_until) && net.dice.chance(FAILING)
+        {
             Err(IoError::Medium(io::Error::other("EIO")))
         } else {
             Ok(())
@@ -347,16 +366,38 @@ impl State {
         outcome
     }
 
+    /// Whether a write that ends at this byte fails, or a flush for 0.
+    fn takes_none(&self, end: u64) -> bool {
+        let now = Instant::now();
+        match end {
+            0 => self.loses_until.is_some_and(|until| now < until),
+            end => self.bad_sector.is_some_and(|(granule, until)| {
+                now < until && end == (granule + 1) * GRANULE as u64
+            }),
+        }
+    }
+
+    /// Whether there is a superblock at this granule.
+    fn is_whole(&self, place: u64) -> bool {
+        let granule = self.granules.get(&place);
+        granule.is_some_and(|bytes| Superblock::decode(bytes).is_ok())
+    }
+
+    /// The granule of the superblock that is not whole, if the other one is.
+    fn damaged_superblock(&self) -> Option<u64> {
+        match (self.is_whole(0), self.is_whole(1)) {
+            (false, true) => Some(0),
+            (true, false) => Some(1),
+            _ => None,
+        }
+    }
+
     /// Notes what became of a read of a superblock.
     fn note_superblock(&mut self, offset: u64, outcome: &Result<(), IoError>) {
-        let is_whole = |place: u64| {
-            let granule = self.granules.get(&place);
-            granule.is_some_and(|bytes| Superblock::decode(bytes).is_ok())
-        };
         match outcome {
             _ if offset >= 2 * GRANULE as u64 => {}
             Err(IoError::Medium(_)) => self.lost_a_superblock = true,
-            _ if is_whole(0) && is_whole(1) => self.lost_a_superblock = false,
+            _ if self.is_whole(0) && self.is_whole(1) => self.lost_a_superblock = false,
             _ => {}
         }
     }

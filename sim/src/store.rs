@@ -144,6 +144,17 @@ impl Disk {
         self.unseen.begin(master, wait);
     }
 
+    /// Whether a master holds the leader's key.
+    pub(crate) fn is_led(&self) -> bool {
+        self.state.lock().leader().is_some()
+    }
+
+    /// Whether the store does what a master asks, and shows it who leads.
+    pub(crate) fn answers(&self, master: usize) -> bool {
+        let disturbed = [&self.stalled, &self.unknown, &self.unseen];
+        !self.is_full() && !disturbed.iter().any(|spans| spans.lasts(&master))
+    }
+
     /// Has no room for a while.
     pub(crate) fn fill(&self, wait: Duration) {
         self.full.begin((), wait);
@@ -556,7 +567,11 @@ mod tests {
     use kvpool_master::workers::Workers;
 
     fn disk(elects: bool) -> Arc<Disk> {
-        Disk::new(elects, 1, &Arc::new(Ambushes::new(&Plan::of(0))))
+        let plan = Plan {
+            ambushes: Vec::new(),
+            ..Plan::of(0)
+        };
+        Disk::new(elects, 1, &Arc::new(Ambushes::new(&plan)))
     }
 
     /// The disk of the present store.

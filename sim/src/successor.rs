@@ -17,9 +17,11 @@
 use crate::chains::{Behind, links_of};
 use crate::checks;
 use crate::clock::MachineClock;
+use crate::removed;
 use crate::sight::Sight;
 use crate::store::Frozen;
 use crate::world::World;
+use crate::written::copies_are_written;
 use futures::FutureExt;
 use kvpool_master::clock::{BootInstant, Clock};
 use kvpool_master::directory::StoredBlock;
@@ -187,6 +189,8 @@ pub(crate) fn has_all(world: &World, number: usize, sight: &Sight<'_>) -> Result
             successors.snapshots = written;
             let loaded = anew(world, pool, &clock)?;
             is_safe(world, sight, &loaded.standby)?;
+            let which = "that reads the log while records are on their way";
+            copies_are_written(world, pool, &loaded.standby, which)?;
         }
         return Ok(());
     };
@@ -201,6 +205,7 @@ pub(crate) fn has_all(world: &World, number: usize, sight: &Sight<'_>) -> Result
     let follower = &*successors.follower.insert(follower);
     is_like(world, sight, &follower.standby, "that follows the log")?;
     promises_hold(world, pool, &follower.standby, "that follows the log")?;
+    copies_are_written(world, pool, &follower.standby, "that follows the log")?;
     successors.compared = Some(logged);
     successors.comparisons += 1;
     let which = "that follows the log after a pause";
@@ -273,6 +278,7 @@ fn is_safe(world: &World, sight: &Sight<'_>, standby: &Standby) -> Result<(), St
         "that reads the log while records are on their way",
     );
     promises_hold(world, pool, standby, which)?;
+    removed::stay_out_of_the_log(world, sight, standby)?;
     let segments = pool.placement.segments();
     for block in standby.stored_blocks() {
         let length = block.length.0;
@@ -345,6 +351,13 @@ fn is_like(world: &World, sight: &Sight<'_>, standby: &Standby, which: &str) -> 
     if last.is_some_and(|last| first <= last) {
         return Err(format!(
             "a standby {which} would give the id {first} to a segment, and {last:?} was given before"
+        ));
+    }
+    let its: BTreeSet<SegmentId> = pool.media().iter().map(|view| view.record.id).collect();
+    let standbys: BTreeSet<SegmentId> = standby.media().into_iter().collect();
+    if its != standbys {
+        return Err(format!(
+            "a standby {which} has the media {standbys:?}, and the leader {its:?}"
         ));
     }
     if standby.settings() != pool.settings() {

@@ -1,80 +1,55 @@
-//! What leaders say to nodes that stop. Blocks may have come to a node, or have lost their other replicas, since an
-//! earlier answer. So a node that stops waits for the answer to its stop.
+//! The words of a master to a node that stops, in one session. Each names the last report of the node that its master
+//! has processed. A node takes a word that names none for the answer to its stop.
 
-use crate::life::Life;
 use kvpool_proto::{self as proto, master_message, node_message};
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The nodes that were sent an answer which their leader gave after it had heard of the stop.
+/// See the module's documentation.
 #[derive(Debug, Default)]
-pub(crate) struct Words(Mutex<Vec<Life>>);
+pub(crate) struct Words(Mutex<Said>);
 
-/// Whether the leader of one session has heard that the node stops.
-#[derive(Debug, Default)]
-pub(crate) struct Stop(AtomicBool);
-
-impl Stop {
-    /// A message of the node reaches its leader.
-    pub(crate) fn hears(&self, message: &proto::NodeMessage) {
-        if let Some(node_message::Body::Draining(draining)) = &message.body
-            && !draining.out_of_service
-        {
-            self.0.store(true, Ordering::Release);
-        }
-    }
-
-    /// Whether a message that the leader sends now is an answer to the stop. A leader that names no report may mean
-    /// any.
-    pub(crate) fn is_answered_by(&self, message: &proto::MasterMessage) -> bool {
-        match &message.body {
-            Some(master_message::Body::Demoted(word)) => {
-                word.answers == 0 || self.0.load(Ordering::Acquire)
-            }
-            _ => false,
-        }
-    }
+/// What both have said.
+#[derive(Clone, Copy, Debug, Default)]
+struct Said {
+    /// The last heartbeat of the node.
+    heartbeat: u64,
+    /// The first report that the node stops: its number, and the last heartbeat before it.
+    stop: Option<(u64, u64)>,
+    /// The report, once the master has answered a later heartbeat. A master processes the messages of a session in
+    /// their order.
+    heard: Option<u64>,
 }
 
 impl Words {
-    /// An answer to its stop reaches a node.
-    pub(crate) fn reach(&self, node: &Life) {
-        self.0.lock().push(node.clone());
-    }
-
-    /// Whether an answer to its stop has reached the node.
-    pub(crate) fn have_reached(&self, node: &Life) -> bool {
-        self.0.lock().iter().any(|life| life.is_same(node))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn report(out_of_service: bool) -> proto::NodeMessage {
-        let draining = proto::Draining {
-            out_of_service,
-            ..proto::Draining::default()
-        };
-        proto::NodeMessage {
-            body: Some(node_message::Body::Draining(draining)),
+    /// The node says something.
+    pub(crate) fn hear(&self, message: &proto::NodeMessage) {
+        use node_message::Body;
+        let mut said = self.0.lock();
+        match &message.body {
+            Some(Body::Heartbeat(beat)) => said.heartbeat = beat.sequence,
+            Some(Body::Draining(report)) if !report.out_of_service && said.stop.is_none() => {
+                said.stop = Some((report.number, said.heartbeat));
+            }
+            _ => {}
         }
     }
 
-    #[test]
-    fn an_answer_to_an_operators_order_is_none_to_the_stop() {
-        let word = proto::Demoted {
-            left: 0,
-            answers: 1,
-        };
-        let word = proto::MasterMessage {
-            body: Some(master_message::Body::Demoted(word)),
-        };
-        let stop = Stop::default();
-        stop.hears(&report(true));
-        assert!(!stop.is_answered_by(&word));
-        stop.hears(&report(false));
-        assert!(stop.is_answered_by(&word));
+    /// The master says something. Returns what is wrong with it.
+    pub(crate) fn say(&self, message: &proto::MasterMessage) -> Option<String> {
+        use master_message::Body;
+        let mut said = self.0.lock();
+        match (&message.body, said.stop) {
+            (Some(Body::HeartbeatAck(ack)), Some((number, before))) if ack.sequence > before => {
+                said.heard = Some(number);
+                None
+            }
+            (Some(Body::Demoted(word)), _) => {
+                let heard = said.heard.filter(|_| word.answers == 0)?;
+                Some(format!(
+                    "a word to a node that stops names no report, and its master has processed report {heard}"
+                ))
+            }
+            _ => None,
+        }
     }
 }

@@ -14,6 +14,7 @@ use crate::drains::Stays;
 use crate::entropy;
 use crate::history::History;
 use crate::kept::Kept;
+use crate::leaderless::Leaderless;
 use crate::life::Life;
 use crate::link::Dialer;
 use crate::load::{Load, Task, Touch, connect};
@@ -196,6 +197,8 @@ pub(crate) struct World {
     pub(crate) replicas: Mutex<Replicas>,
     /// Blocks that nothing takes.
     pub(crate) kept: Mutex<Kept>,
+    /// How long nobody has led.
+    pub(crate) leaderless: Mutex<Leaderless>,
     /// The blocks in the memory of a node that drains.
     pub(crate) stays: Mutex<Stays>,
     /// The copies that were seen on disks.
@@ -260,6 +263,7 @@ impl World {
             chains: Mutex::default(),
             replicas: Mutex::default(),
             kept: Mutex::default(),
+            leaderless: Mutex::default(),
             stays: Mutex::default(),
             copies: Mutex::default(),
             pins: Mutex::default(),
@@ -303,6 +307,14 @@ impl World {
     /// The time of a master's machine.
     pub(crate) fn time_at(&self, master: usize) -> Option<BootInstant> {
         self.clocks.get(master).map(|clock| clock.now())
+    }
+
+    /// The masters that run and were not asked to end.
+    pub(crate) fn standing(&self) -> Vec<(usize, Life)> {
+        let masters = self.masters.lock();
+        let standing = masters.values().filter(|master| master.stands());
+        let lives = standing.map(|master| (master.number, master.life.clone()));
+        lives.collect()
     }
 
     /// The blocks that the living masters have evicted.

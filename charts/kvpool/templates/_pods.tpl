@@ -1,18 +1,3 @@
-{{/* Settings of both daemons, as items of args: {root, role, values}. */}}
-{{- define "kvpool.daemonArgs" -}}
-- --log-format={{ .root.Values.logFormat }}
-{{- with include "kvpool.security.args" . }}
-{{ . }}
-{{- end }}
-{{- end }}
-
-{{/* The operator's flags, after the chart's. A daemon refuses a flag that stands twice. */}}
-{{- define "kvpool.extraArgs" -}}
-{{- with .values.extraArgs -}}
-{{ toYaml . }}
-{{- end -}}
-{{- end }}
-
 {{- define "kvpool.daemonEnv" -}}
 - name: RUST_LOG
   value: {{ .root.Values.logLevel | quote }}

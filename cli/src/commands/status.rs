@@ -74,6 +74,8 @@ struct Node {
     heartbeat_age_seconds: f64,
     /// The blocks that a stop of the draining node would lose, if the master has counted them.
     left_blocks: Option<u64>,
+    /// The node's version of kvpool; empty if it does not tell it.
+    version: String,
     segments: Vec<Segment>,
 }
 
@@ -96,6 +98,7 @@ impl From<PoolStats> for Status {
             data_address: node.data_address,
             heartbeat_age_seconds: node.heartbeat_age.as_secs_f64(),
             left_blocks: node.left_blocks,
+            version: node.version,
             segments: node
                 .segments
                 .into_iter()
@@ -191,6 +194,13 @@ fn used_memory(status: &Status) -> String {
     format!("{}; no node takes blocks", used(held, capacity))
 }
 
+fn version_of(node: &Node) -> &str {
+    match node.version.as_str() {
+        "" => "unknown",
+        version => version,
+    }
+}
+
 fn tables(status: &Status, all: bool) -> String {
     let mut pool = output::facts();
     pool.add_row(["epoch", &status.epoch.to_string()]);
@@ -215,6 +225,7 @@ fn tables(status: &Status, all: bool) -> String {
         "used",
         "free in",
         "largest free",
+        "version",
     ]);
     for node in &status.nodes {
         for segment in &node.segments {
@@ -227,6 +238,7 @@ fn tables(status: &Status, all: bool) -> String {
                 used(segment.used_bytes, segment.capacity_bytes),
                 output::count(segment.free_ranges),
                 output::bytes(segment.largest_free_bytes),
+                version_of(node).to_owned(),
             ]);
         }
     }
@@ -297,6 +309,7 @@ mod tests {
             data_address: String::new(),
             heartbeat_age_seconds: 0.0,
             left_blocks: None,
+            version: "0.1.0".to_owned(),
             segments: vec![segment(1), segment(2)],
         }
     }
@@ -312,6 +325,25 @@ mod tests {
         status.nodes.push(node("live"));
         (status.used_bytes, status.capacity_bytes) = (1 << 30, 2 << 30);
         assert_eq!(used_memory(&status), "1.0 GiB of 2.0 GiB (50 %)");
+    }
+
+    /// Nodes of two versions run side by side during an upgrade.
+    #[test]
+    fn each_node_is_shown_with_its_version() {
+        let mut status = Status::from(stats(&[]));
+        let old = Node {
+            name: "m".to_owned(),
+            version: String::new(),
+            ..node("live")
+        };
+        status.nodes = vec![node("live"), old];
+        let text = tables(&status, false);
+        let cells = |line: &str| line.trim_matches(['│', ' ']).to_owned();
+        let rows: Vec<String> = text.lines().map(cells).collect();
+        for (name, version) in [("n ", " 0.1.0"), ("m ", " unknown")] {
+            let row = rows.iter().find(|row| row.starts_with(name)).unwrap();
+            assert!(row.ends_with(version), "{text}");
+        }
     }
 
     /// An operator of an empty pool sees all that there is.

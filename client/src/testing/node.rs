@@ -96,6 +96,7 @@ impl Nodes {
                 loaded: Vec::new(),
                 can_pull: false,
                 can_undrain: true,
+                version: String::new(),
                 wants_signed_reads: false,
             };
             let node = pool.register(&registration).await.unwrap();

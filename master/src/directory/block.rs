@@ -286,6 +286,12 @@ impl<'a> BlockRef<'a> {
         now < floor || self.lease_until() > now
     }
 
+    /// The number of holders of an unexpired lease; `None` while it is unknown. The lease then ends only
+    /// by expiry.
+    pub fn known_holders(&self, now: BootInstant) -> Option<u8> {
+        self.entry().known_holders(self.common.relative(now))
+    }
+
     /// The end of the soft pin, unless eviction has already found it expired.
     pub fn soft_pin_until(&self) -> Option<BootInstant> {
         self.stripe.soft_until(self.slot)

@@ -288,6 +288,14 @@ impl Entry {
         self.lease_until() > now
     }
 
+    /// The number of holders of an unexpired lease; `None` while it is unknown.
+    pub(super) fn known_holders(&self, now: u64) -> Option<u8> {
+        match self.is_leased(now) {
+            true => Some(self.holders).filter(|count| *count < HELD),
+            false => Some(0),
+        }
+    }
+
     /// Adds a holder until `until`.
     #[inline]
     pub(super) fn lease(&mut self, until: u64, now: u64) {
@@ -398,6 +406,8 @@ mod tests {
         entry.hold(100, 0);
         assert!(!entry.settle(some));
         assert_eq!((entry.holders, entry.lease_until()), (1, 80));
+        assert_eq!(entry.known_holders(10), Some(1));
+        assert_eq!(entry.known_holders(80), Some(0), "the lease is over");
         assert!(entry.release(80, 10), "the last one ends it");
         assert_eq!(entry.take_holders(10), Holders::default());
     }

@@ -40,6 +40,8 @@ pub struct Registration {
     pub can_pull: bool,
     /// Whether the node understands the order to end a drain.
     pub can_undrain: bool,
+    /// The node's version of kvpool; empty when unknown.
+    pub version: String,
     /// Whether the node asks readers for signed locations.
     pub wants_signed_reads: bool,
 }

@@ -118,13 +118,7 @@ pub(super) fn judge(overview: &mut Overview, recent: &Recent) {
     masters(overview, &mut alerts);
     if let Some(pool) = &overview.pool {
         filled(pool, recent.puts_waited, &mut alerts);
-        if !overview.nodes.iter().any(|node| node.state == "live") {
-            let message = "The pool has no live store node: puts fail, and gets too, but for those \
-                           from draining nodes. Start one with \
-                           `kvstore-node --master ADDRESS --segment SIZE`";
-            let kind = AlertKind::NoLiveNode;
-            alerts.push(Alert::new(Severity::Critical, kind, "", message.to_owned()));
-        }
+        alerts.extend(no_live_node(&overview.nodes));
     }
     for node in &overview.nodes {
         alerts.extend(silent(node));
@@ -241,6 +235,24 @@ fn filled(pool: &PoolFacts, puts_waited: bool, alerts: &mut Vec<Alert>) {
     }
 }
 
+fn no_live_node(nodes: &[NodeFacts]) -> Option<Alert> {
+    if nodes.iter().any(|node| node.state == "live") {
+        return None;
+    }
+    let drains = |node: &&NodeFacts| matches!(node.state, "draining" | "drained");
+    let start = "with `kvstore-node --master ADDRESS --segment SIZE`";
+    let message = match nodes.iter().find(drains) {
+        Some(node) => format!(
+            "No store node takes blocks: puts fail. Gets of blocks on draining nodes succeed. Take a node back with \
+             `kvctl node undrain {}`, or start one {start}",
+            node.name
+        ),
+        None => format!("The pool has no live store node: puts and gets fail. Start one {start}"),
+    };
+    let kind = AlertKind::NoLiveNode;
+    Some(Alert::new(Severity::Critical, kind, "", message))
+}
+
 fn silent(node: &NodeFacts) -> Option<Alert> {
     let name = &node.name;
     let seconds = node.silent_ms.unwrap_or_default() / 1000;
@@ -266,14 +278,11 @@ fn silent(node: &NodeFacts) -> Option<Alert> {
             let message = format!("Node {name} drains: it takes no new blocks. {rest}");
             (severity, AlertKind::NodeDraining, message)
         }
-        "drained" => (
-            Severity::Notice,
-            AlertKind::NodeDrained,
-            format!(
-                "Node {name} is drained: a stop loses no block. Keep its disks if it has an SSD and was \
-                 drained without --ssd"
-            ),
-        ),
+        "drained" => {
+            let rest = drained(node);
+            let message = format!("Node {name} is drained: a stop loses no block. {rest}");
+            (Severity::Notice, AlertKind::NodeDrained, message)
+        }
         "gone" if node.silent_ms.is_some() => (
             Severity::Warning,
             AlertKind::NodeGone,
@@ -287,8 +296,22 @@ fn silent(node: &NodeFacts) -> Option<Alert> {
     Some(Alert::new(severity, kind, name, message))
 }
 
+/// The operator's next step for a drained node.
+fn drained(node: &NodeFacts) -> &'static str {
+    match (node.media.is_empty(), node.media_leave) {
+        (true, _) => "Stop it, or take it back with `kvctl node undrain`",
+        (false, false) => "Keep its disks: it was drained without --ssd",
+        (false, true) => {
+            "Its SSDs are not needed either: stop it, and run `kvctl ssd detach` for each of them"
+        }
+    }
+}
+
 /// The severity of a node that is not drained yet, and the operator's next step.
 fn draining(node: &NodeFacts) -> (Severity, String) {
+    if node.media_leave && !node.media.is_empty() {
+        return emptying(node);
+    }
     // The blocks are not counted while they move.
     let Some(left) = node.left_blocks.filter(|left| *left > 0) else {
         let rest = "No action is needed while its blocks move";
@@ -307,6 +330,29 @@ fn draining(node: &NodeFacts) -> (Severity, String) {
         node.name
     );
     (Severity::Warning, rest)
+}
+
+/// As [`draining`], for a node whose media do not come back.
+fn emptying(node: &NodeFacts) -> (Severity, String) {
+    let copies: u64 = node.media.iter().map(|medium| medium.copies).sum();
+    let held = format!("Its SSDs do not come back, and hold {copies} copies now");
+    match node.left_blocks.filter(|left| *left > 0) {
+        // The blocks are not counted while they move.
+        None => {
+            let rest = format!(
+                "{held}. No action is needed while its blocks move. Keep it running with its SSDs until it is drained"
+            );
+            (Severity::Notice, rest)
+        }
+        Some(left) => {
+            let rest = format!(
+                "{held}. Without the node and its SSDs {left} blocks would be lost. If no `kvctl node drain {0} --ssd` \
+                 runs, add a store node or make room on the others, and run it again",
+                node.name
+            );
+            (Severity::Warning, rest)
+        }
+    }
 }
 
 fn unfit(medium: &MediumFacts, node: &str) -> Option<Alert> {

@@ -47,6 +47,8 @@ pub struct NodeFacts {
     pub state: &'static str,
     /// `host:port` of the data port.
     pub data_address: String,
+    /// Its version of kvpool; empty when unknown.
+    pub version: String,
     /// The time since the last heartbeat. For a gone node, the time since its drop. `None` for a
     /// node that only a medium names.
     pub silent_ms: Option<u64>,
@@ -54,6 +56,8 @@ pub struct NodeFacts {
     pub connections: u64,
     /// The blocks that a stop of this draining node would lose. `None` while they are not counted.
     pub left_blocks: Option<u64>,
+    /// True while the node drains and its media do not come back (`kvctl node drain --ssd`).
+    pub media_leave: bool,
     /// The usage of its memory.
     #[serde(flatten)]
     pub fill: Fill,
@@ -233,9 +237,11 @@ pub(super) fn add_pool(overview: &mut Overview, pool: &Pool) {
             name: node.name.0.clone(),
             state: pool.state_label(&node),
             data_address: node.address().data,
+            version: node.version(),
             silent_ms: Some(pool.age_ms(node.last_heard())),
             connections: node.reported().connections,
             left_blocks: node.left_blocks(),
+            media_leave: node.drains() && node.media_leave(),
             fill,
             media,
             problems: node.problems(),

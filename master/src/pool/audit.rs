@@ -116,6 +116,29 @@ impl Pool {
         terms
     }
 
+    /// The number of holders of leases on each block in memory, by the block's version. Without the
+    /// blocks of which the number is unknown.
+    pub fn lease_holders(&self) -> BTreeMap<Version, u8> {
+        self.lease_holders_in(&self.directory)
+    }
+
+    /// The same for each copy on a medium.
+    pub fn lease_holders_of_copies(&self) -> BTreeMap<Version, u8> {
+        self.lease_holders_in(self.tier.directory())
+    }
+
+    fn lease_holders_in(&self, directory: &Directory) -> BTreeMap<Version, u8> {
+        let now = self.now();
+        let mut holders = BTreeMap::new();
+        let all = directory.scan(&[], usize::MAX, |block| {
+            if let Some(count) = block.known_holders(now) {
+                holders.insert(block.version(), count);
+            }
+        });
+        debug_assert_eq!(all, Ok(None), "an empty page is the start");
+        holders
+    }
+
     /// For each medium, the ticks at which the writing of its zones ended last.
     pub fn sealed_zones(&self) -> BTreeMap<SegmentId, Vec<Tick>> {
         let media = self.tier.media().into_iter();

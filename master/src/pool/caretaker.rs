@@ -153,6 +153,7 @@ impl Pool {
         let nodes = members.all();
         let labels: Vec<_> = nodes.iter().map(|node| self.state_label(node)).collect();
         self.metrics.watch_nodes(&labels);
+        self.metrics.watch_left_blocks(&nodes);
         self.metrics.watch_media(self.bytes_due());
         self.metrics.watch_each_medium(&self.media());
     }

@@ -193,6 +193,7 @@ impl Pool {
         };
         node.set_can_pull(registration.can_pull);
         node.set_can_undrain(registration.can_undrain);
+        node.set_version(&registration.version);
         node.set_wants_signed_reads(registration.wants_signed_reads);
         self.end_own_silence();
         let session = node.attach(address, outbox, self.now());

@@ -18,6 +18,8 @@ const MOST_BYTES: u64 = 1 << 47;
 const MOST_ADDRESS: usize = 300;
 /// The longest path of a socket, with room for abstract names.
 const MOST_PATH: usize = 4096;
+/// The longest version of a node.
+const MOST_VERSION: usize = 100;
 
 fn invalid(message: impl Into<String>) -> RegisterError {
     refuse(Code::InvalidArgument, message)
@@ -121,6 +123,7 @@ fn check_words(registration: &Registration) -> Result<(), RegisterError> {
         name,
         data_address,
         shm_path,
+        version,
         ..
     } = registration;
     if !name.is_sound() {
@@ -139,6 +142,9 @@ fn check_words(registration: &Registration) -> Result<(), RegisterError> {
         return Err(invalid(format!(
             "{shm_path:.80?} is not the path of a socket"
         )));
+    }
+    if version.len() > MOST_VERSION || !version.chars().all(|c| c.is_ascii_graphic()) {
+        return Err(invalid(format!("{version:.80?} is not a version")));
     }
     Ok(())
 }

@@ -375,7 +375,7 @@ impl Pool {
         }
         self.earlier_losses_are_submitted().await?;
         if !self.has_media() {
-            self.flush_log().await?;
+            self.late_replicas_are_logged().await?;
             return Ok(Vec::new());
         }
         self.end_stores_of_evicted(Some((namespace, &mut missing().map(|(_, (key, _))| *key))));

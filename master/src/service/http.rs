@@ -87,6 +87,7 @@ pub(super) fn stats(pool: &Pool) -> proto::StatsReply {
             heartbeat_age_ms: pool.age_ms(node.last_heard()),
             problems: node.problems(),
             left_blocks: node.left_blocks(),
+            version: node.version(),
             segments: node
                 .segments()
                 .iter()
@@ -168,6 +169,7 @@ async fn nodes(State(seat): State<Arc<Seat>>) -> View {
                 "state": node.state,
                 "incarnation": incarnation.unwrap_or_default().to_string(),
                 "data_address": node.data_address,
+                "version": node.version,
                 "heartbeat_age_ms": node.heartbeat_age_ms,
                 "segments": node.segments.iter().map(|s| s.id).collect::<Vec<_>>(),
             })

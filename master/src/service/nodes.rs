@@ -284,6 +284,7 @@ fn read_registration(
         epoch_proof: register.epoch_proof.clone(),
         can_pull: register.can_pull,
         can_undrain: register.can_undrain,
+        version: register.version.clone(),
         wants_signed_reads: register.wants_signed_reads,
     })
 }

@@ -24,6 +24,11 @@ impl Standby {
         all_of(self.tier.directory())
     }
 
+    /// The ids of the media.
+    pub fn media(&self) -> Vec<SegmentId> {
+        self.tier.media().iter().map(|medium| medium.id).collect()
+    }
+
     /// The free byte ranges of a segment. A term that began with this state could grant them at once. `None` if
     /// the segment is unknown.
     pub fn free_ranges(&self, segment: SegmentId) -> Option<Vec<Range<u64>>> {

@@ -49,6 +49,7 @@ fn registration(size: Length) -> Registration {
         loaded: Vec::new(),
         can_pull: false,
         can_undrain: false,
+        version: String::new(),
         wants_signed_reads: false,
     }
 }

@@ -197,8 +197,11 @@ async fn a_node_whose_media_leave_is_drained_under_no_leader_while_blocks_are_on
     pool.media_leave(node, cold.node.session);
     until("the block is counted", || node.left_blocks() == Some(1)).await;
     assert_eq!(pool.state_label(node), "draining");
+    let shown = |left| move || pool.counters().get("node_left_blocks") == Some(&left);
+    until("the metric has the block", shown(1)).await;
     assert!(pool.undrain_node(&node.name).await.unwrap());
     assert_eq!(node.left_blocks(), None);
+    until("the metric has none", shown(0)).await;
     pool.out_of_service(node, cold.node.session, false);
     until("drained again, with its medium", is_drained).await;
 }

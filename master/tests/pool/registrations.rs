@@ -112,6 +112,8 @@ async fn an_impossible_registration_is_refused_and_changes_nothing() {
         with(|r| r.data_address = "127.0.0.1:1\n".into()),
         with(|r| r.data_address = "a".repeat(10_000)),
         with(|r| r.shm_path = "/tmp/\u{7}".into()),
+        with(|r| r.version = "1.0\u{1b}[2J".into()),
+        with(|r| r.version = "1".repeat(1000)),
     ];
     for bad in &cases {
         assert_eq!(
@@ -123,6 +125,23 @@ async fn an_impossible_registration_is_refused_and_changes_nothing() {
     }
     assert_eq!(pool.members.all().len(), 1);
     assert_eq!(pool.placement.usage().capacity, before);
+}
+
+/// An operator who upgrades a pool sees which nodes are new. A node of an earlier version tells none.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_has_the_version_that_it_registered_with() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    for (name, version) in [("old", ""), ("new", "0.2.0-rc.1+b7")] {
+        let registered = Registration {
+            version: version.into(),
+            ..registration(name, 1, MIB)
+        };
+        let node = pool.register(&registered).await.unwrap();
+        let (outbox, _unread) = tokio::sync::mpsc::unbounded_channel();
+        pool.activate(&node, &registered, outbox);
+        assert_eq!(node.version(), version);
+    }
 }
 
 /// Every client knows the name and the incarnation of every node, and the welcome contains the

@@ -8,7 +8,7 @@ use kvpool_master::clock::BootClock;
 use kvpool_master::pool::{Change, Holder, LeaseOf, Pool, ReserveOptions, TaskState};
 use kvpool_master::store::MetadataStore;
 use kvpool_master::store::journal::JournalOptions;
-use kvpool_types::{Code, Key};
+use kvpool_types::{Code, Key, Namespace, NamespaceSettings};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -257,6 +257,59 @@ async fn a_removal_that_finds_nothing_waits_until_a_late_replica_is_taken_back()
     let next = lead(&store, Config::default(), journal, Arc::new(BootClock)).await;
     assert!(next.stored_blocks().iter().all(|block| block.key != key(1)));
     drop(a);
+}
+
+/// The same without media. The log has no record of each block that leaves with its node.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removal_waits_until_a_late_replica_of_a_lost_block_is_taken_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = pool(directory.path(), Config::default()).await;
+    let a = join(&pool, "a", 1).await;
+    put(&pool, &key(1)).await;
+    let b = join(&pool, "b", 2).await;
+    begin_to(&pool, Change::Copy, None, &["b"], &key(1)).await;
+    let pull = b.next().await;
+    let moment = || tokio::time::sleep(Duration::from_millis(50));
+    // The first group has a namespace. The second has the replica and the loss of the node.
+    let first = store.gate.lock().await;
+    let other = Arc::clone(&pool);
+    let other = tokio::spawn(async move {
+        let new = Namespace {
+            name: "new".into(),
+            ..Namespace::default()
+        };
+        let none = NamespaceSettings::default();
+        other.create_namespace(new, none).await.unwrap()
+    });
+    moment().await;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    pool.said_goodbye(&a.node);
+    while !pool.stored_blocks().is_empty() {
+        moment().await;
+    }
+    let removing = Arc::clone(&pool);
+    let removal = tokio::spawn(async move {
+        let keys = [key(1)];
+        let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
+        removing.remove(SPACE, &keys[..], false).await
+    });
+    moment().await;
+    let mut held = first;
+    for _ in 0..2 {
+        let mut next = std::pin::pin!(store.gate.lock());
+        assert!(futures::poll!(next.as_mut()).is_pending());
+        drop(held);
+        held = next.await;
+        moment().await;
+    }
+    assert!(other.await.unwrap());
+    assert!(!removal.is_finished(), "the replica is not taken back yet");
+    drop(held);
+    assert_eq!(removal.await.unwrap().unwrap().codes, [Code::Missing]);
+    let store = store as Arc<dyn MetadataStore>;
+    let journal = JournalOptions::default();
+    let next = lead(&store, Config::default(), journal, Arc::new(BootClock)).await;
+    assert!(next.stored_blocks().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]

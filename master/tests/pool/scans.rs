@@ -42,6 +42,7 @@ async fn pool(directory: &Path) -> Arc<Pool> {
         loaded: Vec::new(),
         can_pull: false,
         can_undrain: false,
+        version: String::new(),
         wants_signed_reads: false,
     };
     let node = pool.register(&registration).await.unwrap();

@@ -48,6 +48,7 @@ fn registration() -> Registration {
         loaded: Vec::new(),
         can_pull: false,
         can_undrain: false,
+        version: String::new(),
         wants_signed_reads: false,
     }
 }

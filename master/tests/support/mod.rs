@@ -197,6 +197,7 @@ pub(crate) fn registration(name: &str, incarnation: u128, bytes: u64) -> Registr
         loaded: Vec::new(),
         can_pull: true,
         can_undrain: true,
+        version: "0.1.0-test".into(),
         wants_signed_reads: false,
     }
 }

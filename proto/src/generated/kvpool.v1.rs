@@ -771,6 +771,9 @@ pub struct NodeStats {
     /// For a draining node: the number of blocks that a stop would lose, as of the last count. Absent: not counted yet.
     #[prost(uint64, optional, tag = "9")]
     pub left_blocks: ::core::option::Option<u64>,
+    /// of kvpool, as the node registered; empty: unknown
+    #[prost(string, tag = "10")]
+    pub version: ::prost::alloc::string::String,
 }
 /// A disk, partition or file of a store node.
 #[allow(clippy::all)]
@@ -3238,6 +3241,9 @@ pub struct Register {
     /// The node supports Undrain, and its Draining tells whether it stops.
     #[prost(bool, tag = "18")]
     pub can_undrain: bool,
+    /// The node's version of kvpool. Empty: a version that does not tell.
+    #[prost(string, tag = "19")]
+    pub version: ::prost::alloc::string::String,
 }
 /// The new token of the session, after its token was renewed. A session ends when its token expires.
 #[allow(clippy::all)]

@@ -170,7 +170,7 @@ class RpcInterface:
 
     def send_data(self, target_address: str, data: Any) -> int:
         """Sends bytes, and waits for the receiver's callback. Returns 0, or -1 for a failure, also of the
-        callback."""
+        callback. The receiver is called at most once: after -1 it may have been called."""
         return self._send(target_address, {}, memoryview(data).cast("B"))
 
     def send_tensor(self, target_address: str, tensor: Any) -> int:
@@ -215,45 +215,53 @@ class RpcInterface:
             return -1
         text = json.dumps(said).encode()
         head = _FRAME.pack(_MAGIC, len(text), len(data)) + text
-        # The server may have closed a kept connection, so a new connection is tried once.
-        for kept in (True, False):
-            connection = None
-            try:
-                connection = self._connection(target, kept)
-                if connection is None:
-                    continue
-                connection.sendall(head)
-                connection.sendall(data)
-                answer = connection.recv(1)
-                if not answer:
-                    raise OSError("the receiver has closed the connection")
-                self._keep(target, connection)
-                if answer == _DONE:
-                    return 0
-                _log.error("%s: the receiver's callback raised an exception; the receiver's log has it", target)
-                return -1
-            except TimeoutError as error:
-                # The receiver may be handling the message. A second message would call it back twice.
-                if connection is not None:
-                    connection.close()
-                _log.error("%s: %s", target, error)
-                return -1
-            except (OSError, ValueError, OverflowError) as error:
-                if connection is not None:
-                    connection.close()
-                if not kept:
-                    _log.error("%s: %s", target, error)
+        connection = None
+        try:
+            connection = self._connection(target)
+            connection.sendall(head)
+            connection.sendall(data)
+            answer = connection.recv(1)
+            if not answer:
+                raise OSError("the receiver has closed the connection before its answer")
+        except (OSError, ValueError, OverflowError) as error:
+            # The receiver may have the message. A second message would call it back twice.
+            if connection is not None:
+                connection.close()
+            _log.error("%s: %s", target, error)
+            return -1
+        self._keep(target, connection)
+        if answer == _DONE:
+            return 0
+        _log.error("%s: the receiver's callback raised an exception; the receiver's log has it", target)
         return -1
 
-    def _connection(self, target: str, kept: bool) -> socket.socket | None:
-        if kept:
+    def _connection(self, target: str) -> socket.socket:
+        """Returns a kept connection that the receiver has not closed, or a new one."""
+        while True:
             with self._lock:
                 found = self._connections.get(target)
-                return found.pop() if found else None
+                kept = found.pop() if found else None
+            if kept is None:
+                break
+            if self._is_open(kept):
+                return kept
+            kept.close()
         host, _, port = target.rpartition(":")
         connection = socket.create_connection((host.strip("[]"), int(port)), self._timeout)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
+
+    def _is_open(self, kept: socket.socket) -> bool:
+        kept.settimeout(0)
+        try:
+            # An open connection has nothing to read between two messages.
+            kept.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            kept.settimeout(self._timeout)
+            return True
+        except OSError:
+            return False
+        return False
 
     def _keep(self, target: str, connection: socket.socket) -> None:
         with self._lock:

@@ -8,12 +8,14 @@ import ctypes
 import importlib.util
 import json
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from mooncake import engine as module
@@ -110,6 +112,55 @@ def test_a_slow_callback_gets_a_message_once(server: tuple[RpcInterface, str]) -
     assert client.send_data(address, b"slow") == -1
     assert client.send_data(address, b"quick") == 0
     assert [message["data"] for message in got] == [b"quick", b"slow", b"quick"]
+
+
+class Closing:
+    """A receiver that answers the first message of each connection. It closes the connection then, or when it has
+    another message."""
+
+    def __init__(self, *, reads_another: bool) -> None:
+        self.messages: list[bytes] = []
+        self.closed = 0
+        self._reads_another = reads_another
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                with self._listener.accept()[0] as connection, connection.makefile("rb") as file:
+                    self._read(file)
+                    connection.sendall(b"\x01")
+                    if self._reads_another:
+                        self._read(file)
+                self.closed += 1
+
+    def _read(self, file: BinaryIO) -> None:
+        _, description, length = struct.unpack("!4sIQ", file.read(16))
+        file.read(description)
+        self.messages.append(file.read(length))
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def test_a_receiver_that_closes_the_connection_has_a_message_once() -> None:
+    with contextlib.closing(Closing(reads_another=True)) as receiver:
+        client = create_rpc_client()
+        assert client.send_data(receiver.address, b"first") == 0
+        # The receiver has the message, and its answer is lost.
+        assert client.send_data(receiver.address, b"second") == -1
+        assert receiver.messages == [b"first", b"second"]
+
+
+def test_a_connection_that_the_receiver_closed_between_two_messages_is_replaced() -> None:
+    with contextlib.closing(Closing(reads_another=False)) as receiver:
+        client = create_rpc_client()
+        for number in range(1, 4):
+            assert client.send_data(receiver.address, b"x") == 0
+            wait_until(lambda closed=number: receiver.closed == closed, what="the end of the connection")
+        assert receiver.messages == [b"x"] * 3
 
 
 def test_sends_are_awaited(server: tuple[RpcInterface, str]) -> None:

@@ -443,9 +443,16 @@ class Exchange:
                     )
         return ended
 
-    def close(self) -> None:
-        """Ends all hand-offs."""
-        self._session.close()
+    def close(self) -> bool:
+        """Ends all hand-offs. Returns False, and logs an error, when a peer may still touch the memory of the KV
+        cache."""
+        released = self._session.close()
+        if not released:
+            logger.error(
+                "a hand-off did not end in time: another engine may still read or write this rank's KV cache. "
+                "Do not use this memory again before this process has ended"
+            )
+        return released
 
     def _send(self, send: Send) -> handoff.Sending | None:
         return _begun(

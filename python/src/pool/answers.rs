@@ -84,7 +84,7 @@ pub(crate) struct Stats {
 
 /// A store node. `state`: live, suspect, draining or drained (it may stop). `incarnation`: text, new after each
 /// restart of the node. `data_address`: the data port, host:port. `heartbeat_age`: seconds since the last
-/// heartbeat. `segments`: list of `Segment`.
+/// heartbeat. `segments`: list of `Segment`. `version`: of kvpool; empty if unknown.
 #[pyclass(frozen, get_all, module = "kvpool")]
 #[derive(Debug)]
 pub(crate) struct Node {
@@ -94,6 +94,7 @@ pub(crate) struct Node {
     data_address: String,
     heartbeat_age: f64,
     segments: Vec<Py<Segment>>,
+    version: String,
 }
 
 /// A segment of a store node. `id`: int. `capacity`, `used`, `quarantine`, `largest_free`: bytes. `free_ranges`: the
@@ -178,6 +179,7 @@ impl Node {
             data_address: node.data_address,
             heartbeat_age: node.heartbeat_age.as_secs_f64(),
             segments: objects(py, node.segments)?,
+            version: node.version,
         })
     }
 }

@@ -14,6 +14,8 @@ pub enum Moment {
     Says(Said),
     /// A client's call of this name reaches a master.
     Asks(&'static str),
+    /// The store tells a candidate that another master leads.
+    Loses,
 }
 
 /// A kind of record.
@@ -21,6 +23,8 @@ pub enum Moment {
 pub enum Logged {
     /// The commit of a block in memory.
     Block,
+    /// The same, if the block came back from a medium. Such a commit counts as [`Logged::Block`] too.
+    Return,
     /// A copy on a medium.
     Copy,
     /// The removal of a block.
@@ -71,7 +75,8 @@ pub enum Said {
 /// What happens then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trick {
-    /// The message waits for so many milliseconds, and those behind it too.
+    /// The message waits for so many milliseconds, and those behind it too. A candidate that lost hears of no change of
+    /// the leader for so long.
     Late(u64),
     /// A fault.
     Fault(Fault),

@@ -106,14 +106,20 @@ impl Plan {
         plan.draw_ambushes();
         plan.draw_theme();
         plan.draw_moves();
+        plan.draw_meeting();
         plan.draw_absence();
         plan.draw_media_quotas();
         plan.draw_late_settings();
         plan.draw_narrow_disks();
+        plan.draw_returns();
+        plan.draw_old_images();
+        plan.draw_superblocks();
+        plan.draw_detachments();
         plan.draw_pins();
         plan.draw_budget();
         plan.draw_operator();
         plan.draw_quiet_drains();
+        plan.draw_late_media();
         plan.draw_departures();
         plan.faults.sort_by_key(|(at, _)| *at);
         plan

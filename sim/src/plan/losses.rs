@@ -24,11 +24,19 @@ impl Fault {
             | Self::LittleMemory(node, ..) => (node, Loss::Memory),
             Self::Disk(node, DiskFault::Stalls, _) => (node, Loss::Answers),
             Self::Disk(node, DiskFault::Fails | DiskFault::IsFull, _) => (node, Loss::Writes),
-            Self::Disk(node, DiskFault::IsGone | DiskFault::Rots, _)
+            Self::Disk(
+                node,
+                DiskFault::IsGone
+                | DiskFault::Rots
+                | DiskFault::LosesFlushes
+                | DiskFault::BadSector,
+                _,
+            )
             | Self::PowerCut(node, _)
             | Self::RolledBack(node, _)
             | Self::Cloned(_, node, _)
-            | Self::NewDisk(node, _) => (node, Loss::Disk),
+            | Self::NewDisk(node, _)
+            | Self::Detach(node) => (node, Loss::Disk),
             // Nodes keep their blocks, or hand them over.
             Self::Crash(Process::Master(_) | Process::Client(_), _)
             | Self::Drain(..)

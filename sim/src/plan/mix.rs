@@ -52,7 +52,7 @@ impl Mix {
     pub(crate) const USUAL: Self = Self([7, 1, 1, 1, 1, 1, 2, 8]);
 
     /// Makes a call no rarer than this.
-    pub(super) fn raise(&mut self, call: Call, least: u64) {
+    pub(crate) fn raise(&mut self, call: Call, least: u64) {
         let mut weights = Call::ALL.into_iter().zip(&mut self.0);
         if let Some((_, weight)) = weights.find(|(one, _)| *one == call) {
             *weight = least.max(*weight);

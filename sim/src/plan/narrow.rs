@@ -24,8 +24,7 @@ impl Plan {
         self.noise.flipped_writes = 0;
         self.noise.slow_disk = [20, 60, 150][dice.index(3)];
         if dice.chance(300) {
-            // Sessions break while records are on their way to the log.
-            self.noise.lost = self.noise.lost.max(30);
+            self.break_sessions(&dice);
         }
         self.drop_ms = LATE_DROP;
         self.ssd_drop_ms = None;
@@ -58,11 +57,8 @@ impl Plan {
         // Copies are written, moved and read while their records, or removals of their keys, are on their way to the
         // log.
         let fails = dice.chance(300);
-        if fails || dice.chance(500) {
-            let logged = match fails {
-                true => Logged::Copy,
-                false => [Logged::Removal, Logged::Copy, Logged::Block][dice.index(3)],
-            };
+        if !fails && dice.chance(500) {
+            let logged = [Logged::Removal, Logged::Copy, Logged::Block][dice.index(3)];
             self.ambushes.push(Ambush {
                 at: Moment::Logs(logged),
                 share: 250,
@@ -72,13 +68,53 @@ impl Plan {
             });
         }
         if fails {
-            // A copy that moves is read at its old place, where single ranges cannot be read.
-            for _ in 0..dice.between(2, 4) {
-                let node = dice.index(self.nodes);
-                let fault = Fault::Disk(node, DiskFault::Fails, dice.between(500, 3_000));
-                self.faults
-                    .push((dice.between(1_500, self.length_ms), fault));
-            }
+            self.read_moving_copies(&dice);
+        }
+    }
+
+    /// Sessions break while records are on their way to the log. Or the master hears late of the end of a session, and
+    /// of the media in the next one.
+    fn break_sessions(&mut self, dice: &Dice) {
+        self.noise.lost = self.noise.lost.max(30);
+        let late = |at, share, times, least, most| Ambush {
+            at,
+            share,
+            times,
+            after: 0,
+            trick: Trick::Late(dice.between(least, most)),
+        };
+        let mut ambushes = match dice.chance(500) {
+            true => vec![late(Moment::Logs(Logged::ReplicaGone), 60, 15, 300, 900)],
+            false => vec![
+                late(Moment::Says(Said::TransfersDone), 40, 20, 400, 1_000),
+                late(Moment::Says(Said::Media), 1_000, 20, 200, 900),
+            ],
+        };
+        self.ambushes.append(&mut ambushes);
+    }
+
+    /// A copy that moves is read at its old place, where single ranges cannot be read, while the record of its new
+    /// place is on its way to the log.
+    fn read_moving_copies(&mut self, dice: &Dice) {
+        // Delays must last until the disk fails, and leave room for many of them.
+        for trick in [
+            Trick::Late(dice.between(12, 60)),
+            Trick::Touch(Call::Get),
+            Trick::Touch(Call::Get),
+        ] {
+            self.ambushes.push(Ambush {
+                at: Moment::Logs(Logged::Copy),
+                share: 400,
+                times: 250,
+                after: 0,
+                trick,
+            });
+        }
+        for _ in 0..dice.between(2, 4) {
+            let node = dice.index(self.nodes);
+            let fault = Fault::Disk(node, DiskFault::Fails, dice.between(500, 3_000));
+            self.faults
+                .push((dice.between(1_500, self.length_ms), fault));
         }
     }
 

@@ -26,14 +26,20 @@ impl Plan {
     }
 
     /// Makes these calls no rarer than their weights.
-    fn raise_calls(&mut self, calls: &[(Call, u64)]) {
+    pub(super) fn raise_calls(&mut self, calls: &[(Call, u64)]) {
         for (call, least) in calls {
             self.mix.raise(*call, *least);
         }
     }
 
     /// At a moment this happens at most so many times, and in so many of 1000 cases.
-    fn lies_in_wait(&mut self, at: Moment, (share, times): (u64, u64), after: u64, trick: Trick) {
+    pub(super) fn lies_in_wait(
+        &mut self,
+        at: Moment,
+        (share, times): (u64, u64),
+        after: u64,
+        trick: Trick,
+    ) {
         self.ambushes.push(Ambush {
             at,
             share,
@@ -44,7 +50,7 @@ impl Plan {
     }
 
     /// Nodes have disks, and blocks leave memory and come back.
-    fn needs_disks(&mut self, dice: &Dice) {
+    pub(super) fn needs_disks(&mut self, dice: &Dice) {
         if self.has_disks() {
             return;
         }
@@ -88,7 +94,7 @@ impl Plan {
         for _ in 0..dice.between(2, 4) {
             let leaves = Fault::Leave(dice.index(self.nodes), dice.between(30, 500));
             let trick = Trick::Fault(leaves);
-            self.lies_in_wait(Moment::Says(Said::Pulled), (150, 2), 0, trick);
+            self.lies_in_wait(Moment::Says(Said::Pulled), (250, 4), 0, trick);
         }
     }
 
@@ -202,7 +208,9 @@ impl Plan {
         self.longest_pause = self.longest_pause.min(40_000);
         self.noise.flipped = self.noise.flipped.max(1);
         self.noise.flipped_writes = dice.between(40, 150);
-        self.raise_calls(&[(Call::Hold, 8), (Call::Get, 8)]);
+        // The other replica keeps the block, and the leases on it go on.
+        self.two_replicas = true;
+        self.raise_calls(&[(Call::Put, 8), (Call::Hold, 12), (Call::Get, 8)]);
     }
 
     /// Slow readers show signed locations of large blocks that are replaced. Leases are short, and memory has room for
@@ -235,6 +243,9 @@ impl Plan {
             self.faults.push((at, fault));
             at += dice.between(600, 1_600);
         }
+        // The leases of the last term are over when a node hears of the next one, and puts wait for its room.
+        let late = Trick::Late(dice.between(300, 700));
+        self.lies_in_wait(Moment::Says(Said::Register), (500, 10), 0, late);
     }
 
     /// A few keys that all clients put, remove and lease. A removal and leases come while a commit of the key is on its

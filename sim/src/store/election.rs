@@ -172,8 +172,12 @@ impl ElectionStore for Store {
             Err(error) if error.is_retryable() => self.read_back(lease, claim, error).await?,
             ended => ended?,
         };
-        if matches!(ended, Campaign::Won(_)) {
-            *self.candidate.lock() = Some((lease, claim.clone()));
+        match ended {
+            Campaign::Won(_) => *self.candidate.lock() = Some((lease, claim.clone())),
+            Campaign::Lost(_) => {
+                let late = self.disk.ambushes.loses();
+                self.disk.hide_leaders(self.master, late);
+            }
         }
         Ok(ended)
     }

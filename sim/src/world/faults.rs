@@ -64,6 +64,9 @@ impl World {
                 self.crash(Process::Node(number), ms(down));
                 self.after_death(number, Ssd::become_blank);
             }
+            Fault::Detach(number) => {
+                spawn_local(Arc::clone(self).detach_disks(number));
+            }
             Fault::Disk(number, fault, wait) => {
                 if let Some(ssd) = self.ssds.get(number) {
                     ssd.inflict(fault, ms(wait));
@@ -134,16 +137,22 @@ impl World {
         };
         while let Some(sprung) = due.recv().await {
             let world = Arc::clone(&self);
+            // The block may be gone when the call is made.
+            let key = match sprung.ambush.trick {
+                Trick::Touch(_) => self.key_of(&sprung.about),
+                Trick::Fault(_) | Trick::Late(_) => None,
+            };
             spawn_local(async move {
                 sleep(Duration::from_micros(sprung.ambush.after)).await;
                 if !world.has_healed.load(Ordering::Acquire) {
-                    world.spring(&sprung);
+                    world.spring(&sprung, key);
                 }
             });
         }
     }
 
-    fn spring(self: &Arc<Self>, sprung: &Sprung) {
+    /// `key` is the namespace and the number of the key that a call is for.
+    fn spring(self: &Arc<Self>, sprung: &Sprung, key: Option<(usize, u64)>) {
         match sprung.ambush.trick {
             Trick::Fault(fault) => {
                 let at = sprung.ambush.at;
@@ -151,7 +160,6 @@ impl World {
                 self.inflict(fault);
             }
             Trick::Touch(call) => {
-                let key = self.key_of(&sprung.about);
                 let is_of = |client: &usize| {
                     key.is_none_or(|(tenant, _)| self.plan.tenant_of(*client) == tenant)
                 };
@@ -189,6 +197,22 @@ impl World {
             tenants.find(|tenant| pool.namespace(&tenant_name(*tenant)) == Ok(namespace))?;
         let number = number_of(&key)?;
         Some((tenant, tenant as u64 * TENANT_KEYS + number))
+    }
+
+    /// An operator has the leader forget the disks that a node had, as `kvctl ssd detach` does.
+    async fn detach_disks(self: Arc<Self>, number: usize) {
+        let Some((_, pool)) = checks::leading(&self).into_iter().next() else {
+            return;
+        };
+        let name = format!("n{number}");
+        let media = pool.media().into_iter().map(|view| view.record);
+        for medium in media.filter(|medium| medium.node.0 == name) {
+            // Copies leave without their nodes.
+            self.node_is_lost();
+            let detached = pool.detach_medium(medium.medium, true).await;
+            let said = format_args!("detach of {}: {detached:?}", medium.id).to_string();
+            self.trace.note(Process::Node(number), said);
+        }
     }
 
     /// Changes a disk once the requests of its dead node are done in part.
@@ -347,7 +371,7 @@ impl World {
 
     /// A node that stops takes no word of its leader from before the leader heard of the stop.
     pub(super) fn judge_word(&self, number: usize, port: &NodePort) {
-        if port.node.saved().is_some() && !self.net.words.have_reached(&port.life) {
+        if port.node.saved().is_some() && !self.net.answers.have_reached(&port.life) {
             self.load.violate(format!(
                 "n{number} stops, and takes an answer that its leader gave before it heard of the stop"
             ));

@@ -74,6 +74,7 @@ pub(super) fn register(
         epoch_proof: seen.proof.clone(),
         can_pull: true,
         can_undrain: true,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
         wants_signed_reads: snapshot.wants_rights,
         loaded: loaded.iter().map(range).collect(),
     }

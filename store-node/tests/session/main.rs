@@ -124,6 +124,7 @@ async fn a_node_that_is_taken_back_drains_no_more_in_this_session_and_the_next()
     let (mut master, _) = Master::start().await;
     let (node, mut session) = welcomed(&mut master, &directory).await;
     assert!(session.register.can_undrain);
+    assert_eq!(session.register.version, env!("CARGO_PKG_VERSION"));
     for number in 1..3 {
         session.say(Order::Drain(Drain::default()));
         assert_eq!(out_of_service(&session.word().await), Some(true));

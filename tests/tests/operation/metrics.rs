@@ -40,6 +40,12 @@ fn exported(daemon: &Daemon) -> BTreeSet<String> {
 #[test]
 fn every_metric_has_its_row_and_every_row_its_metric() {
     let cluster = Cluster::start(Options::default()).unwrap();
+    // It has a value for each known node.
+    let counts = || {
+        let page = cluster.master.http_get("/metrics")?;
+        Ok(page.contains("kvpool_master_node_left_blocks{node=\"node-0\"} 0\n"))
+    };
+    cluster.wait_for("the node's value", counts).unwrap();
     assert_eq!(exported(&cluster.master), documented("kvpool_master_"));
     assert_eq!(exported(&cluster.nodes[0]), documented("kvpool_node_"));
 }

@@ -231,6 +231,8 @@ fn status_shows_rates_and_what_is_wrong_and_all_counters_only_when_asked() {
     assert!(json["counters"]["store_in_use_bytes"].is_u64(), "{json}");
     assert_eq!(json["wrong"], Value::Array(Vec::new()));
     assert!(json["hit_rate_percent"]["lookups"].is_number(), "{json}");
+    assert_eq!(json["nodes"][0]["version"], env!("CARGO_PKG_VERSION"));
+    assert!(short.contains(env!("CARGO_PKG_VERSION")), "{short}");
 
     cluster.nodes[0].pause().unwrap();
     cluster

@@ -245,6 +245,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "a_load_of_an_earlier_term_is_named_whatever_the_next_master_says",
     },
     Mechanism {
+        invariant: 8,
+        what: "a medium is not dropped while it is offered",
+        file: "master/src/pool/tiering/attach.rs",
+        on: "let Ok(_no_offer_meanwhile) = self.registration.try_lock() else {",
+        off: "let Some(_no_offer_meanwhile) = Some(()) else {",
+        package: "kvpool-master",
+        test: "a_medium_is_not_dropped_while_it_is_offered",
+    },
+    Mechanism {
         invariant: 6,
         what: "a master that speaks is not silent",
         file: "store-node/src/agent/session.rs",

@@ -17,6 +17,7 @@ const REDUNDANT: &str = "another mechanism keeps the rule without it";
 const ONE_MEDIUM: &str = "no node of the simulation has two media";
 const EMPTIES: &str = "no operator of the simulation empties the medium of a node";
 const ONE_THREAD: &str = "in one thread nobody looks while it happens";
+const FIRST_COPY: &str = "it matters once in a load, for the records beside the first copy";
 const TWICE: &str = "another mechanism keeps the rule too, unless two threads meet";
 
 /// By the beginning of the mechanism's file.
@@ -181,6 +182,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "loads on a node that drains get the room of blocks that were set aside",
             "a load on a node that drains finds a piece that lies across two steps of its search",
             "another replica of a block voids no store of it",
+            "the blocks of a medium that is gone are copied again",
         ],
     ),
     (
@@ -211,6 +213,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a removal takes a block that came back in another slot",
             "a node that speaks while its drain begins drains",
             "a medium that came back meanwhile is not dropped",
+            "a medium is not dropped while it is offered",
             "a store that ends while its block is evicted waits for the evictor's note",
             "a transfer begins in the session of its medium alone",
             "the leases of a swept block are noted before a load brings it back",
@@ -278,6 +281,21 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "no block moves to a node that leaves meanwhile",
             // No zone is emptied before the moves of its copies are recorded.
             "the record of a copy that leaves with its zone names its place",
+            // Records become durable in the order of the log. Between the last one of an earlier session and the one
+            // that the next session waits for, no copy moves and no zone is emptied.
+            "a record of an earlier session does not empty a zone in the next one",
+            // A leader grants a place only once the log has the record with which its block left. So the next commit
+            // there is in a later group.
+            "a standby publishes a block that comes back before the next commit takes its place",
+        ],
+    ),
+    (
+        FIRST_COPY,
+        &[
+            // Behind the first copy a lower version ends the batch, so the last version is the highest. Before it no
+            // block comes back. A batch with records of both sides must have a block with a copy that comes back while
+            // memory has it still, just after the late commit of a lower version.
+            "the last commit of a block that came back counts in a load",
         ],
     ),
     (
@@ -289,6 +307,8 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "pinned blocks that wait for one medium let those of another go first",
             "a drain begins again when a medium of its node is gone",
             "a drain waits for stores on a medium that has become slow",
+            // A node offers its only medium when no request is in flight. So its state changes after its record.
+            "a medium has the state that its node told last",
         ],
     ),
     (

@@ -100,6 +100,7 @@ mod tests {
                 segments: Vec::new(),
                 problems: Vec::new(),
                 left_blocks: left,
+                version: String::new(),
             });
             let text = of(&pool).remove(0);
             assert!(text.starts_with("node n is draining"), "{text}");

@@ -116,11 +116,93 @@ fn a_draining_node_whose_stop_would_lose_blocks_says_how_many_and_what_to_do() {
     }
 }
 
+/// A node with a medium that has `copies` copies. Its media do not come back.
+fn empties(state: &'static str, left_blocks: Option<u64>, copies: u64) -> Alert {
+    let mut pool = healthy();
+    let mut node = node(state);
+    node.left_blocks = left_blocks;
+    node.media_leave = true;
+    node.media.push(MediumFacts {
+        id: "m".to_owned(),
+        state: "ready",
+        capacity_bytes: 1,
+        used_bytes: 1,
+        copies,
+    });
+    pool.nodes.push(node);
+    let mut alerts = judged(pool, &Recent::default());
+    assert_eq!(alerts.len(), 1, "{alerts:?}");
+    alerts.remove(0)
+}
+
+/// The SSDs of the node go too, so a copy on them is no safe place.
+#[test]
+fn a_node_that_empties_its_media_says_how_far_it_is_and_never_that_it_copies_to_its_ssd() {
+    for left in [None, Some(0)] {
+        let alert = empties("draining", left, 17);
+        assert_eq!(alert.severity, Severity::Notice);
+        let message = alert.message;
+        assert!(message.contains("hold 17 copies"), "{message}");
+        assert!(message.contains("No action is needed"), "{message}");
+        assert!(!message.contains("lost"), "{message}");
+    }
+    let alert = empties("draining", Some(301), 400);
+    assert_eq!(alert.severity, Severity::Warning);
+    let message = alert.message;
+    assert!(message.contains("hold 400 copies"), "{message}");
+    assert!(message.contains("301 blocks would be lost"), "{message}");
+    assert!(
+        message.contains("kvctl node drain n-draining --ssd"),
+        "{message}"
+    );
+    assert!(!message.contains("copies blocks to its SSD"), "{message}");
+}
+
+#[test]
+fn a_drained_node_says_whether_its_disks_are_still_needed() {
+    let message = empties("drained", Some(0), 3).message;
+    assert!(message.contains("not needed"), "{message}");
+    assert!(message.contains("kvctl ssd detach"), "{message}");
+    let mut pool = healthy();
+    pool.nodes.push(node("drained"));
+    let alone = judged(pool.clone(), &Recent::default()).remove(0).message;
+    assert!(!alone.contains("disks"), "{alone}");
+    pool.nodes[1].media.push(MediumFacts {
+        id: "m".to_owned(),
+        state: "ready",
+        capacity_bytes: 1,
+        used_bytes: 1,
+        copies: 3,
+    });
+    let kept = judged(pool, &Recent::default()).remove(0).message;
+    assert!(kept.contains("Keep its disks"), "{kept}");
+}
+
 #[test]
 fn a_pool_without_a_live_node_comes_first() {
     let mut ill = healthy();
     ill.nodes = vec![node("suspect")];
     assert_eq!(kinds(ill), [AlertKind::NoLiveNode, AlertKind::NodeSuspect]);
+}
+
+/// The blocks of draining nodes are served, and an operator can end a drain.
+#[test]
+fn a_pool_whose_nodes_all_drain_says_how_to_take_one_back() {
+    let said = |states: &[&'static str]| {
+        let mut ill = healthy();
+        ill.nodes = states.iter().copied().map(node).collect();
+        judged(ill, &Recent::default()).remove(0)
+    };
+    for state in ["draining", "drained"] {
+        let alert = said(&["suspect", state]);
+        assert_eq!(alert.kind, AlertKind::NoLiveNode);
+        let undrain = format!("kvctl node undrain n-{state}");
+        assert!(alert.message.contains(&undrain), "{}", alert.message);
+        assert!(!alert.message.contains("gets fail"), "{}", alert.message);
+    }
+    let alert = said(&["suspect"]);
+    assert!(alert.message.contains("gets fail"), "{}", alert.message);
+    assert!(!alert.message.contains("undrain"), "{}", alert.message);
 }
 
 #[test]

@@ -493,6 +493,11 @@ impl Pool {
             self.doubt_drained();
         }
         for medium in late {
+            // While a node's offer is processed, the record of its attachment may be on its way to the log. That
+            // record would bring the medium back here, and the record of its drop would follow.
+            let Ok(_no_offer_meanwhile) = self.registration.try_lock() else {
+                break;
+            };
             // The drop of earlier media took time, so the node of this medium may have returned.
             if is_used(medium.id) {
                 continue;

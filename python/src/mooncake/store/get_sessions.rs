@@ -3,7 +3,7 @@
 use kvpool_client::ControlError;
 use kvpool_client::Leasing;
 use kvpool_client::blocking::{Client, Lease};
-use kvpool_types::Key;
+use kvpool_types::{Code, Key};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -51,7 +51,8 @@ struct Leased {
 }
 
 impl GetSessions {
-    /// Begins a session for each of `keys` that is present. Returns for each key whether it is present.
+    /// Begins a session for each of `keys` that is present. Returns for each key whether it is present. Fails if no
+    /// thread can be started that renews the leases.
     pub(super) fn start(&self, client: &Client, keys: &[Key]) -> Result<Vec<bool>, ControlError> {
         let (present, lease) = client.exist(keys, Leasing::Lease)?;
         let found: HashSet<Key> = keys
@@ -63,22 +64,30 @@ impl GetSessions {
         if found.is_empty() {
             return Ok(present);
         }
-        let held = Arc::new(Held {
+        let mut open = self.shared.open.lock();
+        if !open.keeping {
+            let (shared, client) = (Arc::clone(&self.shared), client.clone());
+            let pause = (client.limits().lease_ttl / 4).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+            let keeper = std::thread::Builder::new().name("kvpool-sessions".into());
+            // The thread waits for the lock, so it finds the session.
+            if let Err(error) = keeper.spawn(move || keep(&shared, &client, pause)) {
+                drop(open);
+                give_back(lease);
+                let message = format!("no thread can be started to renew leases: {error}");
+                tracing::error!("no session is begun: {message}");
+                let code = Code::Internal;
+                return Err(ControlError { code, message });
+            }
+            open.keeping = true;
+        }
+        open.held.push(Arc::new(Held {
             keys: Mutex::new(found),
             ended: Mutex::default(),
             leased: Mutex::new(Some(Leased {
                 lease,
                 lapsed: false,
             })),
-        });
-        let mut open = self.shared.open.lock();
-        open.held.push(held);
-        if !open.keeping {
-            let (shared, client) = (Arc::clone(&self.shared), client.clone());
-            let pause = (client.limits().lease_ttl / 4).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
-            let keeper = std::thread::Builder::new().name("kvpool-sessions".into());
-            open.keeping = keeper.spawn(move || keep(&shared, &client, pause)).is_ok();
-        }
+        }));
         Ok(present)
     }
 
@@ -156,8 +165,24 @@ fn release(held: &Held) {
     leases.into_iter().for_each(give_back);
 }
 
+/// Records that the keeper has panicked, so that the next session starts another one.
+struct Panicked<'a>(&'a Shared);
+
+impl Drop for Panicked<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::error!(
+                "the thread that renews the leases of sessions has ended: these leases expire unless another session \
+                 begins soon"
+            );
+            self.0.open.lock().keeping = false;
+        }
+    }
+}
+
 /// Renews leases, each before half of its time has passed, until no session holds one.
 fn keep(shared: &Shared, client: &Client, pause: Duration) {
+    let _noted = Panicked(shared);
     loop {
         let held = {
             let mut open = shared.open.lock();

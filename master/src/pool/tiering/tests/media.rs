@@ -42,6 +42,28 @@ async fn a_medium_that_came_back_while_another_one_was_dropped_stays() {
     assert_eq!(left, [second]);
 }
 
+/// The record of its attachment may be on its way to the log.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_medium_is_not_dropped_while_it_is_offered() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        ssd_drop_after: Duration::ZERO,
+        ..Config::default()
+    };
+    let pool = pool_with(directory.path(), config).await;
+    // The test does the demoter's work.
+    pool.term.end();
+    pool.tier.set_medium(medium_of(1));
+    let id = SegmentId::on_medium(1);
+    let offered = pool.registration.lock().await;
+    pool.drop_absent_media();
+    assert!(pool.tier.medium(id).is_some());
+    drop(offered);
+    pool.drop_absent_media();
+    assert!(pool.tier.medium(id).is_none());
+    pool.retire().await;
+}
+
 /// Blocks whose copies were on the lost medium get other copies on the node's second medium.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_blocks_of_a_medium_that_is_gone_are_copied_again() {

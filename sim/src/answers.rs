@@ -1,0 +1,80 @@
+//! What leaders say to nodes that stop. Blocks may have come to a node, or have lost their other replicas, since an
+//! earlier answer. So a node that stops waits for the answer to its stop.
+
+use crate::life::Life;
+use kvpool_proto::{self as proto, master_message, node_message};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The nodes that were sent an answer which their leader gave after it had heard of the stop.
+#[derive(Debug, Default)]
+pub(crate) struct Answers(Mutex<Vec<Life>>);
+
+/// Whether the leader of one session has heard that the node stops.
+#[derive(Debug, Default)]
+pub(crate) struct Stop(AtomicBool);
+
+impl Stop {
+    /// A message of the node reaches its leader.
+    pub(crate) fn hears(&self, message: &proto::NodeMessage) {
+        if let Some(node_message::Body::Draining(draining)) = &message.body
+            && !draining.out_of_service
+        {
+            self.0.store(true, Ordering::Release);
+        }
+    }
+
+    /// Whether a message that the leader sends now is an answer to the stop. A leader that names no report may mean
+    /// any.
+    pub(crate) fn is_answered_by(&self, message: &proto::MasterMessage) -> bool {
+        match &message.body {
+            Some(master_message::Body::Demoted(word)) => {
+                word.answers == 0 || self.0.load(Ordering::Acquire)
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Answers {
+    /// An answer to its stop reaches a node.
+    pub(crate) fn reach(&self, node: &Life) {
+        self.0.lock().push(node.clone());
+    }
+
+    /// Whether an answer to its stop has reached the node.
+    pub(crate) fn have_reached(&self, node: &Life) -> bool {
+        self.0.lock().iter().any(|life| life.is_same(node))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(out_of_service: bool) -> proto::NodeMessage {
+        let draining = proto::Draining {
+            out_of_service,
+            ..proto::Draining::default()
+        };
+        proto::NodeMessage {
+            body: Some(node_message::Body::Draining(draining)),
+        }
+    }
+
+    #[test]
+    fn an_answer_to_an_operators_order_is_none_to_the_stop() {
+        let word = proto::Demoted {
+            left: 0,
+            answers: 1,
+        };
+        let word = proto::MasterMessage {
+            body: Some(master_message::Body::Demoted(word)),
+        };
+        let stop = Stop::default();
+        stop.hears(&report(true));
+        assert!(!stop.is_answered_by(&word));
+        stop.hears(&report(false));
+        assert!(stop.is_answered_by(&word));
+    }
+}
