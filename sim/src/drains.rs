@@ -3,9 +3,7 @@
 use crate::checks::{RING, is_on, leading};
 use crate::copies::is_right;
 use crate::dice::{Dice, Stream};
-use crate::plan::{
-    Ambush, Call, Departs, DiskFault, Fault, LATE_DROP, Loss, Moment, Plan, Process, Said, Trick,
-};
+use crate::plan::{Call, Departs, DiskFault, Fault, LATE_DROP, Moment, Plan, Process, Said, Trick};
 use crate::sight::Sight;
 use crate::world::World;
 use kvpool_master::directory::{StoredBlock, Tick};
@@ -74,7 +72,7 @@ impl Plan {
             return;
         }
         // Shares and quotas were drawn for the pool as it is.
-        let has_settings = self.tenants.iter().any(|one| !one.settings.is_empty());
+        let has_settings = self.has_settings();
         if self.disk_bytes >= RING && !has_settings && dice.chance(600) {
             return self.draw_lone_drain(&dice);
         }
@@ -121,21 +119,14 @@ impl Plan {
         });
         let late = Trick::Late(dice.between(20, 300));
         for (times, trick) in [(4, late)].into_iter().chain(stops) {
-            self.ambushes.push(Ambush {
-                at,
-                share: 600,
-                times,
-                after: 0,
-                trick,
-            });
+            self.lies_in_wait(at, (600, times), 0, trick);
         }
     }
 
     /// The only node is taken out of service, and copies its blocks to its disk. Blocks that lie there alone are read
     /// meanwhile. In the end the disk is gone.
     fn draw_lone_drain(&mut self, dice: &Dice) {
-        let stays = |fault: &Fault| fault.loss().is_none_or(|(_, loss)| loss < Loss::Writes);
-        self.keep_faults(stays);
+        self.keep_faults(|fault| !fault.harms_disk());
         self.noise.flipped_writes = 0;
         self.nodes = 1;
         let at = dice.between(2_000, 5_000);
@@ -145,8 +136,7 @@ impl Plan {
             down += u64::from(down.is_multiple_of(3));
             // Blocks that are on the disk alone are read, so that the node notices what happened.
             self.longest_pause = self.longest_pause.min(30_000);
-            self.mix.raise(Call::Get, 8);
-            self.mix.raise(Call::Hold, 4);
+            self.raise_calls(&[(Call::Get, 8), (Call::Hold, 4)]);
             // A move without a target is given up after five seconds. The disk takes the blocks then.
             let gone = at + dice.between(5_300, 7_500);
             self.faults
@@ -323,7 +313,7 @@ fn copies_last(plan: &Plan) -> bool {
     let lasts = |fault: &Fault| match fault {
         Fault::Delete(..) => false,
         Fault::Disk(_, DiskFault::IsGone, _) => plan.nodes == 1,
-        other => other.loss().is_none_or(|(_, loss)| loss < Loss::Writes),
+        other => !other.harms_disk(),
     };
     !plan.has_disks() || plan.disk_bytes >= RING && plan.all_faults().all(lasts)
 }
