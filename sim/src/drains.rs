@@ -251,26 +251,21 @@ impl Stays {
 /// Whether memory is made free for loads alone while the only node drains. An operator's order makes no copies at
 /// first, and empties no zone.
 fn zones_last(plan: &Plan) -> bool {
-    let is_order = |fault: &Fault| {
-        matches!(
-            fault,
-            Fault::Quota(..) | Fault::Delete(..) | Fault::OutOfService(..)
-        )
-    };
-    plan.noise.flipped_writes == 0
-        && is_right(plan, 0)
-        && plan.tenants.iter().all(|one| one.settings.is_empty())
-        && !plan.all_faults().any(is_order)
+    let is_order = |fault: &Fault| matches!(fault, Fault::OutOfService(..));
+    nothing_else_takes_blocks(plan) && !plan.all_faults().any(is_order)
 }
 
 /// Whether nothing but a change of its key takes a block from memory and from the disk at once.
 fn blocks_last(plan: &Plan) -> bool {
-    let is_order = |fault: &Fault| matches!(fault, Fault::Quota(..) | Fault::Delete(..));
-    plan.disk_bytes >= RING
-        && plan.noise.flipped_writes == 0
+    plan.disk_bytes >= RING && nothing_else_takes_blocks(plan)
+}
+
+/// Whether no wrong byte, no fault of the only disk and no administrator takes a block.
+fn nothing_else_takes_blocks(plan: &Plan) -> bool {
+    plan.noise.flipped_writes == 0
         && is_right(plan, 0)
-        && plan.tenants.iter().all(|one| one.settings.is_empty())
-        && !plan.all_faults().any(is_order)
+        && !plan.has_settings()
+        && !plan.all_faults().any(Fault::takes_from_namespace)
 }
 
 /// Whether an operator's order without force must be refused: the node serves, no other node takes blocks, and a block
