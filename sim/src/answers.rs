@@ -1,14 +1,22 @@
-//! What leaders say to nodes that stop. Blocks may have come to a node, or have lost their other replicas, since an
-//! earlier answer. So a node that stops waits for the answer to its stop.
+//! What leaders answer to nodes that stop: how many blocks leave with them. Blocks may have come to a node, or have
+//! lost their other replicas, since an earlier answer. So a node that stops waits for the answer to its stop.
 
 use crate::life::Life;
+use crate::words::Words;
 use kvpool_proto::{self as proto, master_message, node_message};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The nodes that were sent an answer which their leader gave after it had heard of the stop.
+/// The nodes that got an answer from a leader that had heard of their stop.
 #[derive(Debug, Default)]
 pub(crate) struct Answers(Mutex<Vec<Life>>);
+
+/// What a node and its leader have said in one session about the end of the node.
+#[derive(Debug, Default)]
+pub(crate) struct Session {
+    pub(crate) words: Words,
+    pub(crate) stop: Stop,
+}
 
 /// Whether the leader of one session has heard that the node stops.
 #[derive(Debug, Default)]

@@ -1,5 +1,6 @@
-//! The words of a master to a node that stops, in one session. Each names the last report of the node that its master
-//! has processed. A node takes a word that names none for the answer to its stop.
+//! The words of a master to a node that stops, in one session: how many blocks leave with the node. Each word names the
+//! last report of the node that its master has processed. A node takes a word that names none for the answer to its
+//! stop.
 
 use kvpool_proto::{self as proto, master_message, node_message};
 use parking_lot::Mutex;
