@@ -32,15 +32,10 @@ impl Stop {
         }
     }
 
-    /// Whether a message that the leader sends now is an answer to the stop. A leader that names no report may mean
-    /// any.
+    /// Whether a message that the leader sends now is an answer to the stop.
     pub(crate) fn is_answered_by(&self, message: &proto::MasterMessage) -> bool {
-        match &message.body {
-            Some(master_message::Body::Demoted(word)) => {
-                word.answers == 0 || self.0.load(Ordering::Acquire)
-            }
-            _ => false,
-        }
+        let is_word = matches!(&message.body, Some(master_message::Body::Demoted(_)));
+        is_word && self.0.load(Ordering::Acquire)
     }
 }
 
@@ -72,17 +67,17 @@ mod tests {
 
     #[test]
     fn an_answer_to_an_operators_order_is_none_to_the_stop() {
-        let word = proto::Demoted {
-            left: 0,
-            answers: 1,
-        };
-        let word = proto::MasterMessage {
-            body: Some(master_message::Body::Demoted(word)),
+        let word = |answers| proto::MasterMessage {
+            body: Some(master_message::Body::Demoted(proto::Demoted {
+                left: 0,
+                answers,
+            })),
         };
         let stop = Stop::default();
+        assert!(!stop.is_answered_by(&word(0)), "it names no report");
         stop.hears(&report(true));
-        assert!(!stop.is_answered_by(&word));
+        assert!(!stop.is_answered_by(&word(1)));
         stop.hears(&report(false));
-        assert!(stop.is_answered_by(&word));
+        assert!(stop.is_answered_by(&word(2)));
     }
 }
