@@ -196,11 +196,6 @@ fn leased_stay(world: &World, pool: &Pool) -> Option<String> {
 /// A leader that knew a lease knows it until its end, unless the key changes, and counts its holder. A namespace takes
 /// its blocks along.
 fn leases_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
-    // A disk goes by order, with the leases on its copies.
-    let mut faults = world.plan.all_faults();
-    if faults.any(|fault| matches!(fault, Fault::Detach(_))) {
-        return Ok(());
-    }
     let broken = world.net.promises.leases.forgotten_by(sight, &world.plan);
     let history = world.load.history.lock();
     for Broken { key, asked, what } in broken {

@@ -1,7 +1,8 @@
 //! The leases that readers hold, whichever leader gave them: of the places that a lookup gave, and of presence.
 //!
 //! - A leader that was seen to know a lease knows it until its end, at the block in memory or at its copy. It may
-//!   forget the leases on blocks in memory that leave with their nodes, and those on keys that change.
+//!   forget the leases on blocks in memory that leave with their nodes, and those on keys that change. It may forget
+//!   all leases from before a disk was forgotten by order.
 //! - A leader counts at least as many holders of a block, or of its copy, as have leases there. Otherwise the release
 //!   of one of them would end the leases of others. It may also not know the number: such leases end by expiry.
 //! - A leader knows no leases of earlier terms. So it takes each block of an earlier term for leased until they are
@@ -56,14 +57,15 @@ impl Held {
         Some(plan.tenant_of(client) as u64 * TENANT_KEYS + number)
     }
 
-    /// Whether its leader may have forgotten it together with a block that left memory. `seen` is what is there now.
+    /// Whether its leader may have forgotten it together with a block that left memory, or with a disk that was
+    /// forgotten by order. `seen` is what is there now.
     fn may_have_left(&self, seen: &Known, lost: Lost, is_known: bool) -> bool {
         // Another reader's lease on the copy may last as long as a lease that left with memory.
         let has_left = self.known.is_some_and(|known| {
             known.version != seen.version || known.in_memory && !seen.in_memory
         });
         let was_in_memory = self.known.is_none_or(|known| known.in_memory);
-        has_left || lost.memory && was_in_memory || lost.perhaps && !is_known
+        has_left || lost.disk || lost.memory && was_in_memory || lost.perhaps && !is_known
     }
 
     /// It lasts for `left`, and its leader does not know it.
@@ -120,10 +122,15 @@ pub(crate) struct Leases {
     losses: Mutex<Losses>,
 }
 
-/// When memory was lost. A block that was on its way back from a disk then may appear later, and is lost at once.
+/// When memory was lost, or a disk was forgotten by order. A block that was on its way back from a disk then may appear
+/// later, and is lost at once.
 #[derive(Clone, Copy, Debug, Default)]
 struct Losses {
-    /// The last look at which memory had been lost, or such a block may have appeared.
+    /// How many disks are being forgotten by order.
+    forgetting: u32,
+    /// Whether a disk has been forgotten since the last look.
+    has_forgotten: bool,
+    /// The last look at which something had been lost, or such a block may have appeared.
     at: Option<Instant>,
     /// Whether such blocks may still be on their way.
     go_on: bool,
@@ -134,7 +141,9 @@ struct Losses {
 struct Lost {
     /// Memory.
     memory: bool,
-    /// Memory, or a block on its way back from a disk.
+    /// A disk, by order. The leases on its copies go with it, also where their blocks are in memory again.
+    disk: bool,
+    /// Memory, a disk, or a block on its way back from a disk.
     perhaps: bool,
     /// The last look with such a loss, which may be this one.
     at: Option<Instant>,
@@ -144,13 +153,15 @@ impl Losses {
     /// Notes a look, and whether memory was lost since the last one. A journal without records on their way has those
     /// of all blocks that were on their way back.
     fn look(&mut self, memory: bool, is_idle: bool) -> Lost {
-        let perhaps = memory || self.go_on;
+        let disk = std::mem::take(&mut self.has_forgotten) || self.forgetting > 0;
+        let perhaps = memory || disk || self.go_on;
         self.go_on = perhaps && !is_idle;
         if perhaps {
             self.at = Some(Instant::now());
         }
         Lost {
             memory,
+            disk,
             perhaps,
             at: self.at,
         }
@@ -209,6 +220,18 @@ impl Leases {
     /// Forgets all.
     pub(crate) fn clear(&self) {
         self.all.lock().clear();
+    }
+
+    /// The pool begins to forget a disk by order.
+    pub(crate) fn disk_goes(&self) {
+        self.losses.lock().forgetting += 1;
+    }
+
+    /// The pool has forgotten it, or has refused to.
+    pub(crate) fn disk_has_gone(&self) {
+        let mut losses = self.losses.lock();
+        losses.forgetting -= 1;
+        losses.has_forgotten = true;
     }
 
     /// Notes which memory there is. Returns what may have been lost since the last look.
