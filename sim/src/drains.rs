@@ -206,14 +206,14 @@ impl Stays {
             return left;
         };
         let judges_zones =
-            awaited && zones_last(plan) && !world.load.is_over.load(Ordering::Acquire);
+            awaited && zones_stay(plan) && !world.load.is_over.load(Ordering::Acquire);
         for (key, version) in before {
             let has_version = |form: &&StoredBlock| form.version == version;
             if sight.block(key).is_some_and(|block| has_version(&block)) {
                 continue;
             }
             match sight.copy(key).filter(has_version) {
-                None if blocks_last(plan) => left.lost.push((key, version, since)),
+                None if blocks_stay(plan) => left.lost.push((key, version, since)),
                 Some(copy) if judges_zones && self.is_doomed(sight.pool, copy) => {
                     left.doomed.push((key, version, since));
                 }
@@ -250,13 +250,13 @@ impl Stays {
 
 /// Whether memory is made free for loads alone while the only node drains. An operator's order makes no copies at
 /// first, and empties no zone.
-fn zones_last(plan: &Plan) -> bool {
+fn zones_stay(plan: &Plan) -> bool {
     let is_order = |fault: &Fault| matches!(fault, Fault::OutOfService(..));
     nothing_else_takes_blocks(plan) && !plan.all_faults().any(is_order)
 }
 
 /// Whether nothing but a change of its key takes a block from memory and from the disk at once.
-fn blocks_last(plan: &Plan) -> bool {
+fn blocks_stay(plan: &Plan) -> bool {
     plan.disk_bytes >= RING && nothing_else_takes_blocks(plan)
 }
 
@@ -304,7 +304,7 @@ pub(crate) fn is_called_drained(world: &World, node: Incarnation) -> bool {
 
 /// Whether copies stay on disks until a doubt is raised about drained nodes: zones are not emptied, and no copy is
 /// found wrong. A disk that is gone is such a doubt for its own node.
-fn copies_last(plan: &Plan) -> bool {
+fn copies_stay(plan: &Plan) -> bool {
     let lasts = |fault: &Fault| match fault {
         Fault::Delete(..) => false,
         Fault::Disk(_, DiskFault::IsGone, _) => plan.nodes == 1,
@@ -332,7 +332,7 @@ pub(crate) fn labels_are_true(world: &World, sight: &Sight<'_>) -> Result<(), St
             ));
         }
         // A replica with a wrong byte leaves when a reader finds it.
-        if plan.noise.flipped_writes > 0 || !copies_last(plan) {
+        if plan.noise.flipped_writes > 0 || !copies_stay(plan) {
             continue;
         }
         let own = node.segments();

@@ -82,8 +82,7 @@ impl Plan {
     /// From a stream of its own. Pinned blocks fill at most half of a node's memory.
     pub(crate) fn draw_pins(&mut self) {
         let dice = Dice::new(self.seed, Stream::Pins);
-        let takes_memory = |fault: &Fault| matches!(fault, Fault::LittleMemory(..));
-        let is_scarce = self.all_faults().any(takes_memory);
+        let is_scarce = self.all_faults().any(Fault::takes_memory);
         // A copy that cannot be read is dropped, and may be the only place of its block.
         let fails = |fault: &Fault| matches!(fault, Fault::Disk(_, DiskFault::Fails, _));
         let has_failing = self.disk_bytes == NARROW && self.all_faults().any(fails);

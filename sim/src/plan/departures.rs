@@ -23,9 +23,8 @@ impl Plan {
         if self.keeps_all || self.has_settings() || !dice.chance(250) {
             return;
         }
-        let takes_memory = |fault: &Fault| matches!(fault, Fault::LittleMemory(..));
         self.keep_faults(|fault| {
-            !takes_memory(fault) && !fault.takes_from_namespace() && !fault.harms_disk()
+            !fault.takes_memory() && !fault.takes_from_namespace() && !fault.harms_disk()
         });
         self.keep_nodes_and_disks();
         // They were drawn for the memory that this pool would have had.

@@ -13,8 +13,7 @@ impl Plan {
         if !self.has_disks() || self.keeps_all || self.has_settings() || !dice.chance(350) {
             return;
         }
-        let takes_memory = |fault: &Fault| matches!(fault, Fault::LittleMemory(..));
-        self.keep_faults(|fault| !takes_memory(fault) && !fault.harms_disk());
+        self.keep_faults(|fault| !fault.takes_memory() && !fault.harms_disk());
         self.noise.slow_disk = [20, 60, 150][dice.index(3)];
         if dice.chance(300) {
             self.break_sessions(&dice);
