@@ -22,6 +22,7 @@ pub(crate) use losses::Loss;
 pub use mix::{Call, Mix};
 pub(crate) use narrow::NARROW;
 
+use crate::dice::Dice;
 use kvpool_types::NamespaceSettings;
 use std::fmt;
 
@@ -347,6 +348,19 @@ impl Plan {
     /// Whether nodes have disks of more than two zones.
     pub(crate) fn has_wide_disks(&self) -> bool {
         self.has_disks() && self.disk_bytes != NARROW
+    }
+
+    /// Disks with so much room that no zone is written twice.
+    fn add_roomy_disks(&mut self, dice: &Dice) {
+        self.disk_bytes = dice.between(48, 64) << 20;
+    }
+
+    /// Half as much memory, so that blocks leave it and come back.
+    fn halve_memory(&mut self) {
+        let least = 3 * self.longest_block;
+        self.segment_bytes = (self.segment_bytes / 2)
+            .max(least)
+            .next_multiple_of(64 << 10);
     }
 
     /// Whether some namespace has a quota or a guaranteed share. They are drawn for the memory that nodes have then.

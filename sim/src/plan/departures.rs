@@ -31,7 +31,7 @@ impl Plan {
         self.pins.clear();
         self.segments = 1;
         self.longest_pause = self.longest_pause.min(40_000);
-        self.disk_bytes = dice.between(48, 64) << 20;
+        self.add_roomy_disks(&dice);
         let departs = [
             Departs::Alone,
             Departs::WithoutMoves,

@@ -14,7 +14,7 @@ impl Plan {
         let drains = |fault: &Fault| matches!(fault, Fault::Drain(..) | Fault::OutOfService(..));
         self.keep_faults(|fault| fault.loss().is_none() && !drains(fault));
         self.keep_nodes_and_disks();
-        self.disk_bytes = dice.between(48, 64) << 20;
+        self.add_roomy_disks(&dice);
         self.nodes = if dice.chance(700) { 1 } else { 2 };
         self.clients = self.clients.max(2);
         self.tasks = 3;

@@ -30,9 +30,8 @@ impl Plan {
         if self.has_disks() {
             return;
         }
-        self.disk_bytes = dice.between(48, 64) << 20;
-        let most = (self.segment_bytes / 2).max(3 * self.longest_block);
-        self.segment_bytes = most.next_multiple_of(64 << 10);
+        self.add_roomy_disks(dice);
+        self.halve_memory();
         self.longest_pause = self.longest_pause.min(40_000);
     }
 
