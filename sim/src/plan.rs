@@ -440,7 +440,7 @@ impl fmt::Display for Plan {
         )?;
         writeln!(
             f,
-            "  {} keys, blocks {} {} bytes, leases of {} ms, {} ms of load{}{}{}",
+            "  {} keys, blocks {} {} bytes, leases of {} ms, {} ms of load{}{}{}{}",
             self.keys,
             self.one_length.map_or("to", |_| "of"),
             self.one_length.unwrap_or(self.longest_block),
@@ -456,6 +456,11 @@ impl fmt::Display for Plan {
             } else {
                 ""
             },
+            if self.evicts_by_use {
+                ", eviction goes by use"
+            } else {
+                ""
+            },
             if self.drops_nodes() {
                 format!(", silent nodes are dropped after {} ms", self.drop_ms)
             } else {
@@ -466,13 +471,8 @@ impl fmt::Display for Plan {
             let limit = self.writes_per_day;
             writeln!(
                 f,
-                "  each node has a disk of {} KiB{}{}{}",
+                "  each node has a disk of {} KiB{}{}",
                 self.disk_bytes >> 10,
-                if self.evicts_by_use {
-                    ", eviction goes by use"
-                } else {
-                    ""
-                },
                 limit.map_or(String::new(), |limit| format!(
                     ", which may be written {limit} times a day"
                 )),

@@ -106,6 +106,11 @@ impl Orders {
         self.all().find_map(|queues| queues.first_aside(group))
     }
 
+    /// See [`Queues::is_aside`]. Searches every order.
+    pub(super) fn is_aside(&self, slot: u32) -> bool {
+        self.all().any(|queues| queues.is_aside(slot))
+    }
+
     /// See [`Queues::take`].
     #[inline]
     pub(super) fn take(&mut self, entries: &mut Entries, slot: u32) {

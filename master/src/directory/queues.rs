@@ -123,6 +123,11 @@ impl Queues {
         of_group.next().map(|(_, slot)| *slot)
     }
 
+    /// Whether a block was set aside until its group is recalled.
+    pub(super) fn is_aside(&self, slot: u32) -> bool {
+        self.group_of.contains_key(&slot)
+    }
+
     /// Removes a block from its queue. Its state is then [`QueueState::Inner`].
     pub(super) fn take(&mut self, entries: &mut Entries, slot: u32) {
         let entry = entries.at_mut(slot);

@@ -318,8 +318,7 @@ impl Stripe {
         } else {
             let left: Vec<Replica> = replicas.into_iter().filter(|r| *r != replica).collect();
             self.change_replicas(slot, &left, namespace, common);
-            // The block may have been set aside for its segment.
-            self.unpark(slot);
+            self.end_aside(slot);
             None
         };
         Some(Dropped {
@@ -339,7 +338,7 @@ impl Stripe {
         let mut replicas = self.replicas(slot).to_vec();
         replicas.push(replica);
         self.change_replicas(slot, &replicas, namespace, common);
-        self.unpark(slot);
+        self.end_aside(slot);
     }
 
     fn change_replicas(
@@ -400,6 +399,14 @@ impl Stripe {
         if self.entries.at(slot).queue_state() == QueueState::Parked {
             self.queues.take(&mut self.entries, slot);
             self.put_back(slot);
+        }
+    }
+
+    /// Returns a block that was set aside for its segment to its queue. A block whose lease runs stays aside: in its
+    /// queue it would count as the next victim.
+    fn end_aside(&mut self, slot: u32) {
+        if self.queues.is_aside(slot) {
+            self.unpark(slot);
         }
     }
 

@@ -333,6 +333,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 5,
+        what: "a leased block is no victim when its replicas change",
+        file: "master/src/directory/stripe.rs",
+        on: "if self.queues.is_aside(slot) {",
+        off: "if self.queues.is_aside(slot) || true {",
+        package: "kvpool-master",
+        test: "a_leased_block_is_no_victim_when_its_replicas_change",
+    },
+    Mechanism {
+        invariant: 5,
         what: "a node counts as drained only by a look since the last node began to leave",
         file: "master/src/pool/replicas/drained.rs",
         on: "self.replicas.doubts.fetch_add(1, Ordering::AcqRel);",

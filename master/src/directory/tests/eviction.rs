@@ -175,6 +175,26 @@ fn leased_blocks_are_met_once_not_in_every_round() {
     );
 }
 
+/// A move that waits for the end of leases would take the moved block for the next victim.
+#[test]
+fn a_leased_block_is_no_victim_when_its_replicas_change() {
+    let directory = directory(Policy::Prefix);
+    let end = BootInstant(NOW.0 + 100);
+    put(&directory, 0);
+    lease(&directory, 0, end, NOW);
+    assert!(evict(&directory, 1, NOW).is_empty(), "a lease keeps it");
+    assert_eq!(directory.first_tick(NOW), None);
+    let second = Replica {
+        segment: SegmentId(2),
+        ..replica(0)
+    };
+    directory.add_replica(NS, key(0).as_ref(), Version(1), second);
+    assert_eq!(directory.first_tick(NOW), None, "with two replicas");
+    directory.drop_replica(NS, key(0).as_ref(), Version(1), replica(0).segment);
+    assert_eq!(directory.first_tick(NOW), None, "after a move");
+    assert_eq!(evict(&directory, 1, end), [0], "the lease has ended");
+}
+
 #[test]
 fn soft_pinned_blocks_are_evicted_last_until_the_pin_expires() {
     let directory = directory(Policy::Prefix);
