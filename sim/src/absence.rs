@@ -1,7 +1,7 @@
 //! Disks that are replaced stay away, and the pool forgets them.
 
 use crate::dice::{Dice, Stream};
-use crate::plan::{Fault, Plan, Tenant};
+use crate::plan::{Fault, Plan};
 use crate::world::World;
 use kvpool_master::pool::Pool;
 
@@ -12,8 +12,7 @@ impl Plan {
     /// From a stream of its own.
     pub(crate) fn draw_absence(&mut self) {
         let dice = Dice::new(self.seed, Stream::Absence);
-        let keeps = self.keeps_all || self.tenants.iter().any(Tenant::keeps_all);
-        if keeps || !self.has_disks() || !dice.chance(250) {
+        if self.keeps_a_namespace() || !self.has_disks() || !dice.chance(250) {
             return;
         }
         self.ssd_drop_ms = Some(DROPPED);

@@ -1,14 +1,22 @@
-//! What leaders say to nodes that stop. Blocks may have come to a node, or have lost their other replicas, since an
-//! earlier answer. So a node that stops waits for the answer to its stop.
+//! What leaders answer to nodes that stop: how many blocks leave with them. Blocks may have come to a node, or have
+//! lost their other replicas, since an earlier answer. So a node that stops waits for the answer to its stop.
 
 use crate::life::Life;
+use crate::words::Words;
 use kvpool_proto::{self as proto, master_message, node_message};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The nodes that were sent an answer which their leader gave after it had heard of the stop.
+/// The nodes that got an answer from a leader that had heard of their stop.
 #[derive(Debug, Default)]
 pub(crate) struct Answers(Mutex<Vec<Life>>);
+
+/// What a node and its leader have said in one session about the end of the node.
+#[derive(Debug, Default)]
+pub(crate) struct Session {
+    pub(crate) words: Words,
+    pub(crate) stop: Stop,
+}
 
 /// Whether the leader of one session has heard that the node stops.
 #[derive(Debug, Default)]
@@ -24,15 +32,10 @@ impl Stop {
         }
     }
 
-    /// Whether a message that the leader sends now is an answer to the stop. A leader that names no report may mean
-    /// any.
+    /// Whether a message that the leader sends now is an answer to the stop.
     pub(crate) fn is_answered_by(&self, message: &proto::MasterMessage) -> bool {
-        match &message.body {
-            Some(master_message::Body::Demoted(word)) => {
-                word.answers == 0 || self.0.load(Ordering::Acquire)
-            }
-            _ => false,
-        }
+        let is_word = matches!(&message.body, Some(master_message::Body::Demoted(_)));
+        is_word && self.0.load(Ordering::Acquire)
     }
 }
 
@@ -64,17 +67,17 @@ mod tests {
 
     #[test]
     fn an_answer_to_an_operators_order_is_none_to_the_stop() {
-        let word = proto::Demoted {
-            left: 0,
-            answers: 1,
-        };
-        let word = proto::MasterMessage {
-            body: Some(master_message::Body::Demoted(word)),
+        let word = |answers| proto::MasterMessage {
+            body: Some(master_message::Body::Demoted(proto::Demoted {
+                left: 0,
+                answers,
+            })),
         };
         let stop = Stop::default();
+        assert!(!stop.is_answered_by(&word(0)), "it names no report");
         stop.hears(&report(true));
-        assert!(!stop.is_answered_by(&word));
+        assert!(!stop.is_answered_by(&word(1)));
         stop.hears(&report(false));
-        assert!(stop.is_answered_by(&word));
+        assert!(stop.is_answered_by(&word(2)));
     }
 }

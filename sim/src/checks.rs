@@ -69,56 +69,61 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
         ));
     }
     for (number, pool) in &leading {
-        if pool.epoch >= NO_EPOCH {
-            return Err(format!("m{number} believes a stranger's epoch"));
-        }
-        let sight = &Sight::of(pool, &world.plan);
-        pool.audit(&sight.survey)
-            .map_err(|wrong| format!("m{number} in epoch {}: {wrong}", pool.epoch))?;
-        ids_name_one_segment(world, *number, pool)?;
-        keys_have_one_version(sight)?;
-        removed::stay_away(world, sight)?;
-        // A block that comes back from a disk has left its chain, and one with a wrong byte is dropped. Eviction by use
-        // knows no chains.
-        let plan = &world.plan;
-        if plan.noise.flipped_writes == 0 && !plan.has_disks() && !plan.evicts_by_use {
-            parents_stay(world, sight)?;
-        }
-        if world.plan.has_disks() {
-            copies_stay(world, sight)?;
-            world.copies.lock().media_stay(pool, &world.plan)?;
-            budget::is_kept(world, pool.epoch.0)?;
-        }
-        if !world.plan.pins.is_empty() {
-            pins_stay(world, sight)?;
-        }
-        tenants::keep_their_rules(world, sight)
-            .map_err(|wrong| format!("at m{number}: {wrong}"))?;
-        let promises = &world.net.promises;
-        if let Some(broken) = promises
-            .broken_by(sight)
-            .or_else(|| leased_stay(world, pool))
-        {
-            return Err(format!("at m{number} in epoch {}: {broken}", pool.epoch));
-        }
-        leases_stay(world, sight)?;
-        // A reader that finds a wrong byte reports it, and the replica goes.
-        if world.plan.noise.flipped_writes == 0 {
-            world.replicas.lock().look(sight)?;
-        }
-        kept_stay(world, sight)?;
-        drained_stay(world, sight)?;
-        drains::labels_are_true(world, sight)
-            .map_err(|wrong| format!("at m{number} in epoch {}: {wrong}", pool.epoch))?;
-        successor::has_all(world, *number, sight)
-            .map_err(|wrong| format!("at m{number} in epoch {}: {wrong}", pool.epoch))?;
-        // A wrong byte hides its replica for a while.
-        if !world.plan.flips_bytes() {
-            world.load.whole.lock().look(world, *number, sight)?;
-        }
+        of_a_leader(world, *number, pool)?;
     }
     if leading.is_empty() {
         world.load.whole.lock().forget();
+    }
+    Ok(())
+}
+
+/// What holds at every moment for the state of a leader.
+fn of_a_leader(world: &World, number: usize, pool: &Pool) -> Result<(), String> {
+    if pool.epoch >= NO_EPOCH {
+        return Err(format!("m{number} believes a stranger's epoch"));
+    }
+    let sight = &Sight::of(pool, &world.plan);
+    pool.audit(&sight.survey)
+        .map_err(|wrong| format!("m{number} in epoch {}: {wrong}", pool.epoch))?;
+    ids_name_one_segment(world, number, pool)?;
+    keys_have_one_version(sight)?;
+    removed::stay_away(world, sight)?;
+    // A block that comes back from a disk has left its chain, and one with a wrong byte is dropped. Eviction by use knows
+    // no chains.
+    let plan = &world.plan;
+    if plan.noise.flipped_writes == 0 && !plan.has_disks() && !plan.evicts_by_use {
+        parents_stay(world, sight)?;
+    }
+    if world.plan.has_disks() {
+        copies_stay(world, sight)?;
+        world.copies.lock().media_stay(pool, &world.plan)?;
+        budget::is_kept(world, pool.epoch.0)?;
+    }
+    if !world.plan.pins.is_empty() {
+        pins_stay(world, sight)?;
+    }
+    tenants::keep_their_rules(world, sight).map_err(|wrong| format!("at m{number}: {wrong}"))?;
+    let promises = &world.net.promises;
+    if let Some(broken) = promises
+        .broken_by(sight)
+        .or_else(|| leased_stay(world, pool))
+    {
+        return Err(format!("at m{number} in epoch {}: {broken}", pool.epoch));
+    }
+    leases_stay(world, sight)?;
+    // A reader that finds a wrong byte reports it, and the replica goes.
+    if world.plan.noise.flipped_writes == 0 {
+        world.replicas.lock().look(sight)?;
+    }
+    kept_stay(world, sight)?;
+    drained_stay(world, sight)?;
+    drains::labels_are_true(world, sight)
+        .map_err(|wrong| format!("at m{number} in epoch {}: {wrong}", pool.epoch))?;
+    successor::has_all(world, number, sight)
+        .map_err(|wrong| format!("at m{number} in epoch {}: {wrong}", pool.epoch))?;
+    // A wrong byte hides its replica for a while.
+    if !world.plan.flips_bytes() {
+        world.load.whole.lock().look(world, number, sight)?;
     }
     Ok(())
 }
@@ -198,11 +203,6 @@ fn leased_stay(world: &World, pool: &Pool) -> Option<String> {
 /// A leader that knew a lease knows it until its end, unless the key changes, and counts its holder. A namespace takes
 /// its blocks along.
 fn leases_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
-    // A disk goes by order, with the leases on its copies.
-    let mut faults = world.plan.all_faults();
-    if faults.any(|fault| matches!(fault, Fault::Detach(_))) {
-        return Ok(());
-    }
     let broken = world.net.promises.leases.forgotten_by(sight, &world.plan);
     let history = world.load.history.lock();
     for Broken { key, asked, what } in broken {

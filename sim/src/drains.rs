@@ -3,9 +3,7 @@
 use crate::checks::{RING, is_on, leading};
 use crate::copies::is_right;
 use crate::dice::{Dice, Stream};
-use crate::plan::{
-    Ambush, Call, Departs, DiskFault, Fault, LATE_DROP, Loss, Moment, Plan, Process, Said, Trick,
-};
+use crate::plan::{Call, Departs, DiskFault, Fault, LATE_DROP, Moment, Plan, Process, Said, Trick};
 use crate::sight::Sight;
 use crate::world::World;
 use kvpool_master::directory::{StoredBlock, Tick};
@@ -74,7 +72,7 @@ impl Plan {
             return;
         }
         // Shares and quotas were drawn for the pool as it is.
-        let has_settings = self.tenants.iter().any(|one| !one.settings.is_empty());
+        let has_settings = self.has_settings();
         if self.disk_bytes >= RING && !has_settings && dice.chance(600) {
             return self.draw_lone_drain(&dice);
         }
@@ -121,21 +119,14 @@ impl Plan {
         });
         let late = Trick::Late(dice.between(20, 300));
         for (times, trick) in [(4, late)].into_iter().chain(stops) {
-            self.ambushes.push(Ambush {
-                at,
-                share: 600,
-                times,
-                after: 0,
-                trick,
-            });
+            self.lies_in_wait(at, (600, times), 0, trick);
         }
     }
 
     /// The only node is taken out of service, and copies its blocks to its disk. Blocks that lie there alone are read
     /// meanwhile. In the end the disk is gone.
     fn draw_lone_drain(&mut self, dice: &Dice) {
-        let stays = |fault: &Fault| fault.loss().is_none_or(|(_, loss)| loss < Loss::Writes);
-        self.keep_faults(stays);
+        self.keep_faults(|fault| !fault.harms_disk());
         self.noise.flipped_writes = 0;
         self.nodes = 1;
         let at = dice.between(2_000, 5_000);
@@ -145,8 +136,7 @@ impl Plan {
             down += u64::from(down.is_multiple_of(3));
             // Blocks that are on the disk alone are read, so that the node notices what happened.
             self.longest_pause = self.longest_pause.min(30_000);
-            self.mix.raise(Call::Get, 8);
-            self.mix.raise(Call::Hold, 4);
+            self.raise_calls(&[(Call::Get, 8), (Call::Hold, 4)]);
             // A move without a target is given up after five seconds. The disk takes the blocks then.
             let gone = at + dice.between(5_300, 7_500);
             self.faults
@@ -216,14 +206,14 @@ impl Stays {
             return left;
         };
         let judges_zones =
-            awaited && zones_last(plan) && !world.load.is_over.load(Ordering::Acquire);
+            awaited && zones_stay(plan) && !world.load.is_over.load(Ordering::Acquire);
         for (key, version) in before {
             let has_version = |form: &&StoredBlock| form.version == version;
             if sight.block(key).is_some_and(|block| has_version(&block)) {
                 continue;
             }
             match sight.copy(key).filter(has_version) {
-                None if blocks_last(plan) => left.lost.push((key, version, since)),
+                None if blocks_stay(plan) => left.lost.push((key, version, since)),
                 Some(copy) if judges_zones && self.is_doomed(sight.pool, copy) => {
                     left.doomed.push((key, version, since));
                 }
@@ -260,27 +250,22 @@ impl Stays {
 
 /// Whether memory is made free for loads alone while the only node drains. An operator's order makes no copies at
 /// first, and empties no zone.
-fn zones_last(plan: &Plan) -> bool {
-    let is_order = |fault: &Fault| {
-        matches!(
-            fault,
-            Fault::Quota(..) | Fault::Delete(..) | Fault::OutOfService(..)
-        )
-    };
-    plan.noise.flipped_writes == 0
-        && is_right(plan, 0)
-        && plan.tenants.iter().all(|one| one.settings.is_empty())
-        && !plan.all_faults().any(is_order)
+fn zones_stay(plan: &Plan) -> bool {
+    let is_order = |fault: &Fault| matches!(fault, Fault::OutOfService(..));
+    nothing_else_takes_blocks(plan) && !plan.all_faults().any(is_order)
 }
 
 /// Whether nothing but a change of its key takes a block from memory and from the disk at once.
-fn blocks_last(plan: &Plan) -> bool {
-    let is_order = |fault: &Fault| matches!(fault, Fault::Quota(..) | Fault::Delete(..));
-    plan.disk_bytes >= RING
-        && plan.noise.flipped_writes == 0
+fn blocks_stay(plan: &Plan) -> bool {
+    plan.disk_bytes >= RING && nothing_else_takes_blocks(plan)
+}
+
+/// Whether no wrong byte, no fault of the only disk and no administrator takes a block.
+fn nothing_else_takes_blocks(plan: &Plan) -> bool {
+    plan.noise.flipped_writes == 0
         && is_right(plan, 0)
-        && plan.tenants.iter().all(|one| one.settings.is_empty())
-        && !plan.all_faults().any(is_order)
+        && !plan.has_settings()
+        && !plan.all_faults().any(Fault::takes_from_namespace)
 }
 
 /// Whether an operator's order without force must be refused: the node serves, no other node takes blocks, and a block
@@ -319,11 +304,11 @@ pub(crate) fn is_called_drained(world: &World, node: Incarnation) -> bool {
 
 /// Whether copies stay on disks until a doubt is raised about drained nodes: zones are not emptied, and no copy is
 /// found wrong. A disk that is gone is such a doubt for its own node.
-fn copies_last(plan: &Plan) -> bool {
+fn copies_stay(plan: &Plan) -> bool {
     let lasts = |fault: &Fault| match fault {
         Fault::Delete(..) => false,
         Fault::Disk(_, DiskFault::IsGone, _) => plan.nodes == 1,
-        other => other.loss().is_none_or(|(_, loss)| loss < Loss::Writes),
+        other => !other.harms_disk(),
     };
     !plan.has_disks() || plan.disk_bytes >= RING && plan.all_faults().all(lasts)
 }
@@ -347,7 +332,7 @@ pub(crate) fn labels_are_true(world: &World, sight: &Sight<'_>) -> Result<(), St
             ));
         }
         // A replica with a wrong byte leaves when a reader finds it.
-        if plan.noise.flipped_writes > 0 || !copies_last(plan) {
+        if plan.noise.flipped_writes > 0 || !copies_stay(plan) {
             continue;
         }
         let own = node.segments();

@@ -1,7 +1,8 @@
 //! The leases that readers hold, whichever leader gave them: of the places that a lookup gave, and of presence.
 //!
 //! - A leader that was seen to know a lease knows it until its end, at the block in memory or at its copy. It may
-//!   forget the leases on blocks in memory that leave with their nodes, and those on keys that change.
+//!   forget the leases on blocks in memory that leave with their nodes, and those on keys that change. It may forget
+//!   all leases from before a disk was forgotten by order.
 //! - A leader counts at least as many holders of a block, or of its copy, as have leases there. Otherwise the release
 //!   of one of them would end the leases of others. It may also not know the number: such leases end by expiry.
 //! - A leader knows no leases of earlier terms. So it takes each block of an earlier term for leased until they are
@@ -47,6 +48,41 @@ struct Known {
 }
 
 impl Held {
+    /// The number of its key. The clients of the checks use several namespaces, and are not judged.
+    fn number(&self, plan: &Plan) -> Option<u64> {
+        let Process::Client(client) = self.reader else {
+            return None;
+        };
+        let number = number_of(&self.key).filter(|_| client < plan.clients)?;
+        Some(plan.tenant_of(client) as u64 * TENANT_KEYS + number)
+    }
+
+    /// Whether its leader may have forgotten it together with a block that left memory, or with a disk that was
+    /// forgotten by order. `seen` is what is there now.
+    fn may_have_left(&self, seen: &Known, lost: Lost, is_known: bool) -> bool {
+        // Another reader's lease on the copy may last as long as a lease that left with memory.
+        let has_left = self.known.is_some_and(|known| {
+            known.version != seen.version || known.in_memory && !seen.in_memory
+        });
+        let was_in_memory = self.known.is_none_or(|known| known.in_memory);
+        has_left || lost.disk || lost.memory && was_in_memory || lost.perhaps && !is_known
+    }
+
+    /// It lasts for `left`, and its leader does not know it.
+    fn forgotten(&self, seen: &Known, left: Duration) -> Broken {
+        let (reader, epoch, version) = (self.reader, self.epoch, seen.version);
+        Broken {
+            key: seen.key,
+            asked: self.asked,
+            what: format!(
+                "{reader} has a lease of epoch {epoch} on version {version} of {} for {} ms more, and its leader \
+                 knows of none that lasts so long",
+                self.key,
+                left.as_millis()
+            ),
+        }
+    }
+
     /// Whether its leader gave it before this moment. A token is the end of its lease on the clock of its leader, which
     /// may drift.
     fn is_from_before(&self, moment: Option<Instant>, pool: &Pool, plan: &Plan) -> bool {
@@ -86,25 +122,49 @@ pub(crate) struct Leases {
     losses: Mutex<Losses>,
 }
 
-/// When memory was lost. A block that was on its way back from a disk then may appear later, and is lost at once.
+/// When memory was lost, or a disk was forgotten by order. A block that was on its way back from a disk then may appear
+/// later, and is lost at once.
 #[derive(Clone, Copy, Debug, Default)]
 struct Losses {
-    /// The last look at which memory had been lost, or such a block may have appeared.
+    /// How many disks are being forgotten by order.
+    forgetting: u32,
+    /// Whether a disk has been forgotten since the last look.
+    has_forgotten: bool,
+    /// The last look at which something had been lost, or such a block may have appeared.
     at: Option<Instant>,
     /// Whether such blocks may still be on their way.
     go_on: bool,
 }
 
+/// What may have been lost since the last look.
+#[derive(Clone, Copy, Debug)]
+struct Lost {
+    /// Memory.
+    memory: bool,
+    /// A disk, by order. The leases on its copies go with it, also where their blocks are in memory again.
+    disk: bool,
+    /// Memory, a disk, or a block on its way back from a disk.
+    perhaps: bool,
+    /// The last look with such a loss, which may be this one.
+    at: Option<Instant>,
+}
+
 impl Losses {
-    /// Notes a look. Returns whether memory, or such a block, may have been lost since the last one, and when that was
-    /// so last. A journal without records on their way has those of all such blocks.
-    fn look(&mut self, has_lost: bool, is_idle: bool) -> (bool, Option<Instant>) {
-        let may_have_lost = has_lost || self.go_on;
-        self.go_on = may_have_lost && !is_idle;
-        if may_have_lost {
+    /// Notes a look, and whether memory was lost since the last one. A journal without records on their way has those
+    /// of all blocks that were on their way back.
+    fn look(&mut self, memory: bool, is_idle: bool) -> Lost {
+        let disk = std::mem::take(&mut self.has_forgotten) || self.forgetting > 0;
+        let perhaps = memory || disk || self.go_on;
+        self.go_on = perhaps && !is_idle;
+        if perhaps {
             self.at = Some(Instant::now());
         }
-        (may_have_lost, self.at)
+        Lost {
+            memory,
+            disk,
+            perhaps,
+            at: self.at,
+        }
     }
 }
 
@@ -162,10 +222,20 @@ impl Leases {
         self.all.lock().clear();
     }
 
-    /// The leases that the leader knew at the last look, and does not know any more.
-    pub(crate) fn forgotten_by(&self, sight: &Sight<'_>, plan: &Plan) -> Vec<Broken> {
-        const SLACK: Duration = Duration::from_millis(2);
-        let pool = sight.pool;
+    /// The pool begins to forget a disk by order.
+    pub(crate) fn disk_goes(&self) {
+        self.losses.lock().forgetting += 1;
+    }
+
+    /// The pool has forgotten it, or has refused to.
+    pub(crate) fn disk_has_gone(&self) {
+        let mut losses = self.losses.lock();
+        losses.forgetting -= 1;
+        losses.has_forgotten = true;
+    }
+
+    /// Notes which memory there is. Returns what may have been lost since the last look.
+    fn look_at_memory(&self, pool: &Pool) -> Lost {
         let segments = pool.placement.segments();
         let now: BTreeSet<SegmentId> = segments.iter().map(|segment| segment.id).collect();
         drop(segments);
@@ -173,7 +243,14 @@ impl Leases {
         // A block may have come back from a disk and left with its node, both since the last look.
         let has_lost = !before.is_subset(&now);
         let is_idle = pool.logged().is_some();
-        let (may_have_lost, lost_at) = self.losses.lock().look(has_lost, is_idle);
+        self.losses.lock().look(has_lost, is_idle)
+    }
+
+    /// The leases that the leader knew at the last look, and does not know any more.
+    pub(crate) fn forgotten_by(&self, sight: &Sight<'_>, plan: &Plan) -> Vec<Broken> {
+        const SLACK: Duration = Duration::from_millis(2);
+        let pool = sight.pool;
+        let lost = self.look_at_memory(pool);
         let now = Instant::now();
         let mut broken = Vec::new();
         let mut all = self.all.lock();
@@ -185,14 +262,9 @@ impl Leases {
         }
         let (terms, of_copies) = (pool.lease_terms(), pool.lease_terms_of_copies());
         for held in open {
-            let Process::Client(client) = held.reader else {
+            let Some(key) = held.number(plan) else {
                 continue;
             };
-            // The clients of the checks use several namespaces.
-            let Some(number) = number_of(&held.key).filter(|_| client < plan.clients) else {
-                continue;
-            };
-            let key = plan.tenant_of(client) as u64 * TENANT_KEYS + number;
             let block = sight.block(key).map(|block| block.version);
             let copy = sight.copy(key).map(|copy| copy.version);
             let Some(version) = block.or(copy) else {
@@ -202,36 +274,22 @@ impl Leases {
             let left = held.until.saturating_duration_since(now);
             let ends = [terms.get(&version), of_copies.get(&version)];
             let is_known = ends.into_iter().flatten().any(|end| *end + SLACK >= left);
-            // Another reader's lease on the copy may last as long as a lease that left with memory.
-            let has_left = held.known.is_some_and(|known| {
-                known.version != version || known.in_memory && block.is_none()
-            });
-            let was_in_memory = held.known.is_none_or(|known| known.in_memory);
-            let is_lost = has_lost && was_in_memory || may_have_lost && !is_known;
+            let seen = Known {
+                key,
+                version,
+                in_memory: block.is_some(),
+            };
             // Its answer may have been on its way while memory was lost.
-            let is_old = held.is_from_before(lost_at, pool, plan);
-            if has_left || is_lost || held.known.is_none() && (is_old || !is_known) {
+            let is_old = held.is_from_before(lost.at, pool, plan);
+            let is_first = held.known.is_none();
+            if held.may_have_left(&seen, lost, is_known) || is_first && (is_old || !is_known) {
                 held.is_excused = true;
                 continue;
             }
             if !is_known {
-                let (reader, epoch) = (held.reader, held.epoch);
-                broken.push(Broken {
-                    key,
-                    asked: held.asked,
-                    what: format!(
-                        "{reader} has a lease of epoch {epoch} on version {version} of {} for {} ms more, and its \
-                         leader knows of none that lasts so long",
-                        held.key,
-                        left.as_millis()
-                    ),
-                });
+                broken.push(held.forgotten(&seen, left));
             }
-            held.known = Some(Known {
-                key,
-                version,
-                in_memory: block.is_some(),
-            });
+            held.known = Some(seen);
         }
         broken
     }

@@ -1,7 +1,7 @@
 //! The network between the processes: it delays, reorders, repeats and loses messages, and is cut.
 
 use crate::ambush::Ambushes;
-use crate::answers::{Answers, Stop};
+use crate::answers::{Answers, Session};
 use crate::dice::{Dice, Stream};
 use crate::life::Life;
 use crate::media::{DiskRead, Media};
@@ -10,7 +10,6 @@ use crate::plan::{Noise, Plan, Process};
 use crate::promises::Promises;
 use crate::spans::Spans;
 use crate::trace::Trace;
-use crate::words::Words;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use kvpool_client::simulation::Unanswered;
@@ -521,26 +520,32 @@ impl Net {
             .nodes
             .session_over(Box::pin(ReceiverStream::new(at_master)));
         let lives = [life, port.life.clone()];
-        let (words, stop) = (Arc::new(Words::default()), Arc::new(Stop::default()));
-        let (outgoing, heard) = (outgoing.into_inner(), Arc::clone(&words));
-        let inbox = (to_master, Arc::clone(&stop));
-        let up = Arc::clone(&self).pump((from, to), outgoing, inbox, lives.clone(), heard);
+        let session = Arc::new(Session::default());
+        let up = Arc::clone(&self).pump(
+            from,
+            to,
+            outgoing.into_inner(),
+            to_master,
+            lives.clone(),
+            Arc::clone(&session),
+        );
         tokio::spawn(up);
-        tokio::spawn(self.pump_down((to, from), answers, (to_node, stop), lives, words));
+        tokio::spawn(self.pump_down(to, from, answers, to_node, lives, session));
         Ok(Box::pin(ReceiverStream::new(at_node)))
     }
 
     async fn pump(
         self: Arc<Self>,
-        (from, to): (Process, Process),
+        from: Process,
+        to: Process,
         mut messages: mpsc::Receiver<proto::NodeMessage>,
-        (inbox, stop): (mpsc::Sender<Result<proto::NodeMessage, Status>>, Arc<Stop>),
+        inbox: mpsc::Sender<Result<proto::NodeMessage, Status>>,
         [one, other]: [Life; 2],
-        words: Arc<Words>,
+        session: Arc<Session>,
     ) {
         let pump = async {
             while let Some(message) = messages.recv().await {
-                words.hear(&message);
+                session.words.hear(&message);
                 if let (Process::Node(node), Some(Body::Register(seen))) = (from, &message.body) {
                     self.registrations.lock().insert(node, seen.clone());
                 }
@@ -554,7 +559,7 @@ impl Net {
                 if !self.carry(from, to).await {
                     return;
                 }
-                stop.hears(&message);
+                session.stop.hears(&message);
                 if inbox.send(Ok(message)).await.is_err() {
                     return;
                 }
@@ -576,22 +581,21 @@ impl Net {
 
     async fn pump_down(
         self: Arc<Self>,
-        (from, to): (Process, Process),
+        from: Process,
+        to: Process,
         mut messages: mpsc::UnboundedReceiver<Result<proto::MasterMessage, Status>>,
-        (inbox, stop): (
-            mpsc::Sender<Result<proto::MasterMessage, Status>>,
-            Arc<Stop>,
-        ),
-        [one, other]: [Life; 2],
-        words: Arc<Words>,
+        inbox: mpsc::Sender<Result<proto::MasterMessage, Status>>,
+        [node_life, master_life]: [Life; 2],
+        session: Arc<Session>,
     ) {
         let pump = async {
             while let Some(message) = messages.recv().await {
-                let is_answer = message
+                let answers_stop = message
                     .as_ref()
-                    .is_ok_and(|message| stop.is_answered_by(message));
+                    .is_ok_and(|message| session.stop.is_answered_by(message));
                 if let Ok(message) = &message {
-                    self.violations.lock().extend(words.say(message));
+                    let wrong = session.words.say(message);
+                    self.violations.lock().extend(wrong);
                     if let (Process::Master(master), Process::Node(node)) = (from, to) {
                         let pool = || self.pool_of(master);
                         self.media.orders(master, node, message, pool);
@@ -601,15 +605,15 @@ impl Net {
                 if !self.carry(from, to).await {
                     return;
                 }
-                if is_answer {
-                    self.answers.reach(&one);
+                if answers_stop {
+                    self.answers.reach(&node_life);
                 }
                 if inbox.send(message).await.is_err() {
                     return;
                 }
             }
         };
-        let _dead = one.run(other.run(pump)).await;
+        let _dead = node_life.run(master_life.run(pump)).await;
     }
 
     /// The way of one message of a stream, which comes in order or not at all; false when the connection breaks.

@@ -82,8 +82,7 @@ impl Plan {
     /// From a stream of its own. Pinned blocks fill at most half of a node's memory.
     pub(crate) fn draw_pins(&mut self) {
         let dice = Dice::new(self.seed, Stream::Pins);
-        let takes_memory = |fault: &Fault| matches!(fault, Fault::LittleMemory(..));
-        let is_scarce = self.all_faults().any(takes_memory);
+        let is_scarce = self.all_faults().any(Fault::takes_memory);
         // A copy that cannot be read is dropped, and may be the only place of its block.
         let fails = |fault: &Fault| matches!(fault, Fault::Disk(_, DiskFault::Fails, _));
         let has_failing = self.disk_bytes == NARROW && self.all_faults().any(fails);
@@ -161,14 +160,10 @@ impl Damage {
 }
 
 impl Pins {
-    /// Looks at the leader's pinned blocks. Returns those that have left, though one of their places is there.
-    pub(crate) fn look(
-        &mut self,
-        sight: &Sight<'_>,
-        world: &World,
-    ) -> Result<Vec<Unpinned>, String> {
-        let (plan, pool) = (&world.plan, sight.pool);
-        let segments = pool.placement.segments();
+    /// The leader's pinned blocks, by the numbers of their keys.
+    fn see(&mut self, sight: &Sight<'_>, world: &World) -> Result<BTreeMap<u64, Seen>, String> {
+        let plan = &world.plan;
+        let segments = sight.pool.placement.segments();
         let is_there = |id: &SegmentId| segments.get(*id).is_some_and(|one| one.node.is_readable());
         let leaves = |id: &SegmentId| segments.get(*id).is_none_or(|one| one.node.drains());
         let has_session = |id: &SegmentId| {
@@ -203,22 +198,30 @@ impl Pins {
                     self.damaged.insert(block.version);
                 }
                 let [memory, media] = places;
-                let version = latest;
-                let (leaves, is_hidden) = (memory.iter().all(leaves), !memory.iter().any(is_there));
-                let stays = memory.iter().any(stays);
-                now.insert(
-                    key,
-                    Seen {
-                        version,
-                        memory,
-                        media,
-                        leaves,
-                        is_hidden,
-                        stays,
-                    },
-                );
+                let seen = Seen {
+                    version: latest,
+                    leaves: memory.iter().all(leaves),
+                    is_hidden: !memory.iter().any(is_there),
+                    stays: memory.iter().any(stays),
+                    memory,
+                    media,
+                };
+                now.insert(key, seen);
             }
         }
+        Ok(now)
+    }
+
+    /// Looks at the leader's pinned blocks. Returns those that have left, though one of their places is there.
+    pub(crate) fn look(
+        &mut self,
+        sight: &Sight<'_>,
+        world: &World,
+    ) -> Result<Vec<Unpinned>, String> {
+        let (plan, pool) = (&world.plan, sight.pool);
+        let now = self.see(sight, world)?;
+        let segments = pool.placement.segments();
+        let is_there = |id: &SegmentId| segments.get(*id).is_some_and(|one| one.node.is_readable());
         let disks = disks_of(plan, pool, |node| plan.keeps_disk(node));
         let since = self.at.replace(Instant::now());
         let before = std::mem::replace(&mut self.seen, now);

@@ -22,6 +22,7 @@ pub(crate) use losses::Loss;
 pub use mix::{Call, Mix};
 pub(crate) use narrow::NARROW;
 
+use crate::dice::Dice;
 use kvpool_types::NamespaceSettings;
 use std::fmt;
 
@@ -344,6 +345,29 @@ impl Plan {
         self.disk_bytes > 0
     }
 
+    /// Whether nodes have disks of more than two zones.
+    pub(crate) fn has_wide_disks(&self) -> bool {
+        self.has_disks() && self.disk_bytes != NARROW
+    }
+
+    /// Disks with so much room that no zone is written twice.
+    fn add_roomy_disks(&mut self, dice: &Dice) {
+        self.disk_bytes = dice.between(48, 64) << 20;
+    }
+
+    /// Half as much memory, so that blocks leave it and come back.
+    fn halve_memory(&mut self) {
+        let least = 3 * self.longest_block;
+        self.segment_bytes = (self.segment_bytes / 2)
+            .max(least)
+            .next_multiple_of(64 << 10);
+    }
+
+    /// Whether some namespace has a quota or a guaranteed share. They are drawn for the memory that nodes have then.
+    pub(crate) fn has_settings(&self) -> bool {
+        self.tenants.iter().any(|one| !one.settings.is_empty())
+    }
+
     /// The namespace of a process's tasks.
     pub fn tenant_of(&self, client: usize) -> usize {
         client % self.tenants.len().max(1)
@@ -359,6 +383,20 @@ impl Plan {
     /// Whether the blocks of a namespace all stay.
     pub fn keeps_all_of(&self, tenant: usize) -> bool {
         self.keeps_all || self.tenants.get(tenant).is_some_and(Tenant::keeps_all)
+    }
+
+    /// Whether all blocks of one namespace stay, or of each. Nothing may remove or replace them, or take their nodes.
+    pub(crate) fn keeps_a_namespace(&self) -> bool {
+        self.keeps_all || self.tenants.iter().any(Tenant::keeps_all)
+    }
+
+    /// No silent node and no absent disk is forgotten, and no byte becomes wrong on its way to memory. Disks may be
+    /// written without limit.
+    pub(crate) fn keep_nodes_and_disks(&mut self) {
+        self.noise.flipped_writes = 0;
+        self.drop_ms = LATE_DROP;
+        self.ssd_drop_ms = None;
+        self.writes_per_day = None;
     }
 
     /// The number of masters.

@@ -32,8 +32,7 @@ impl Plan {
     /// From a stream of its own: the administrator comes late, when there are blocks already.
     pub(crate) fn draw_late_settings(&mut self) {
         let dice = Dice::new(self.seed, Stream::LateSettings);
-        let has_settings = self.tenants.iter().any(|one| !one.settings.is_empty());
-        if has_settings && dice.chance(400) {
+        if self.has_settings() && dice.chance(400) {
             self.settings_late_ms = dice.between(0, 2_000);
         }
     }

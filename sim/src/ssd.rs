@@ -345,7 +345,7 @@ fn numbers(offset: u64) -> impl Iterator<Item = u64> {
 }
 
 impl State {
-    /// What the device says to a request that ends at byte `end`.
+    /// What the device says to a request that ends at byte `end`. A flush ends at byte 0.
     fn outcome(&mut self, net: &Net, writes: bool, end: u64, size: u64) -> Result<(), IoError> {
         let now = Instant::now();
         let lasts = |until: Option<Instant>| until.is_some_and(|until| now < until);
@@ -355,7 +355,7 @@ impl State {
             Err(IoError::Gone(io::ErrorKind::NotFound.into()))
         } else if writes && lasts(self.full_until) {
             Err(IoError::NoSpace)
-        } else if writes && self.takes_none(end)
+        } else if writes && self.must_fail(end)
             || lasts(self.fails_until) && net.dice.chance(FAILING)
         {
             Err(IoError::Medium(io::Error::other("EIO")))
@@ -366,8 +366,8 @@ impl State {
         outcome
     }
 
-    /// Whether a write that ends at this byte fails, or a flush for 0.
-    fn takes_none(&self, end: u64) -> bool {
+    /// Whether flushes fail now, or writes to this place. A flush ends at byte 0.
+    fn must_fail(&self, end: u64) -> bool {
         let now = Instant::now();
         match end {
             0 => self.loses_until.is_some_and(|until| now < until),

@@ -179,20 +179,7 @@ pub(crate) fn has_all(world: &World, number: usize, sight: &Sight<'_>) -> Result
         return Ok(());
     };
     let Some(logged) = whole else {
-        // A later term may have begun, and has written then.
-        if world.disk.end_of(pool.epoch).is_none() {
-            return Ok(());
-        }
-        successors.busy += 1;
-        let written = world.disk.snapshots_written();
-        if written != successors.snapshots || successors.busy.is_multiple_of(BUSY) {
-            successors.snapshots = written;
-            let loaded = anew(world, pool, &clock)?;
-            is_safe(world, sight, &loaded.standby)?;
-            let which = "that reads the log while records are on their way";
-            copies_are_written(world, pool, &loaded.standby, which)?;
-        }
-        return Ok(());
+        return one_loads_meanwhile(world, sight, &mut successors, &clock);
     };
     let follower = successors.follower.take();
     let follower = match follower.filter(|one| one.epoch == pool.epoch) {
@@ -223,24 +210,61 @@ pub(crate) fn has_all(world: &World, number: usize, sight: &Sight<'_>) -> Result
     {
         is_like(world, sight, &one.standby, which)?;
     }
-    if successors.comparisons.is_multiple_of(LOADS) {
-        let is_second = successors.comparisons.is_multiple_of(2 * LOADS);
-        let store = if world.plan.electing == 0 {
-            // After a crash of the only master a snapshot that was not flushed may be the old one.
-            world.disk.frozen(is_second)
-        } else if is_second {
-            // A leader goes on while a standby loads.
-            world.disk.frozen_late()
-        } else {
-            world.disk.frozen(false)
-        };
-        let which = "that reads the log anew";
-        let loaded = Follower::load_leaping(world, pool.epoch, &store, clock)?;
-        is_like(world, sight, &loaded.standby, which)?;
-        promises_hold(world, pool, &loaded.standby, which)?;
-        successors.paused = Some(loaded);
+    match successors.comparisons.is_multiple_of(LOADS) {
+        true => one_reads_anew(world, sight, &mut successors, clock),
+        false => Ok(()),
     }
+}
+
+/// Compares the leader with a standby that reads the snapshots and the log anew, and keeps it.
+fn one_reads_anew(
+    world: &World,
+    sight: &Sight<'_>,
+    successors: &mut Successors,
+    clock: Arc<MachineClock>,
+) -> Result<(), String> {
+    let pool = sight.pool;
+    let is_second = successors.comparisons.is_multiple_of(2 * LOADS);
+    let store = if world.plan.electing == 0 {
+        // After a crash of the only master a snapshot that was not flushed may be the old one.
+        world.disk.frozen(is_second)
+    } else if is_second {
+        // A leader goes on while a standby loads.
+        world.disk.frozen_late()
+    } else {
+        world.disk.frozen(false)
+    };
+    let which = "that reads the log anew";
+    let loaded = Follower::load_leaping(world, pool.epoch, &store, clock)?;
+    is_like(world, sight, &loaded.standby, which)?;
+    promises_hold(world, pool, &loaded.standby, which)?;
+    successors.paused = Some(loaded);
     Ok(())
+}
+
+/// While records are on their way to the log, a standby is loaded now and then. It gives nothing away, and its copies are
+/// written.
+fn one_loads_meanwhile(
+    world: &World,
+    sight: &Sight<'_>,
+    successors: &mut Successors,
+    clock: &Arc<MachineClock>,
+) -> Result<(), String> {
+    let pool = sight.pool;
+    // A later term may have begun, and has written then.
+    if world.disk.end_of(pool.epoch).is_none() {
+        return Ok(());
+    }
+    successors.busy += 1;
+    let written = world.disk.snapshots_written();
+    if written == successors.snapshots && !successors.busy.is_multiple_of(BUSY) {
+        return Ok(());
+    }
+    successors.snapshots = written;
+    let loaded = anew(world, pool, clock)?;
+    is_safe(world, sight, &loaded.standby)?;
+    let which = "that reads the log while records are on their way";
+    copies_are_written(world, pool, &loaded.standby, which)
 }
 
 /// Loads a standby from what is stored now.

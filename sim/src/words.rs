@@ -1,5 +1,6 @@
-//! The words of a master to a node that stops, in one session. Each names the last report of the node that its master
-//! has processed. A node takes a word that names none for the answer to its stop.
+//! The words of a master to a node that stops, in one session: how many blocks leave with the node. Each word names the
+//! last report of the node that its master has processed. A node takes a word that names none for the answer to its
+//! stop.
 
 use kvpool_proto::{self as proto, master_message, node_message};
 use parking_lot::Mutex;
@@ -51,5 +52,56 @@ impl Words {
             }
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from_node(body: node_message::Body) -> proto::NodeMessage {
+        proto::NodeMessage { body: Some(body) }
+    }
+
+    fn from_master(body: master_message::Body) -> proto::MasterMessage {
+        proto::MasterMessage { body: Some(body) }
+    }
+
+    fn heartbeat(sequence: u64) -> proto::NodeMessage {
+        from_node(node_message::Body::Heartbeat(proto::Heartbeat {
+            sequence,
+            ..proto::Heartbeat::default()
+        }))
+    }
+
+    fn answer(sequence: u64) -> proto::MasterMessage {
+        from_master(master_message::Body::HeartbeatAck(proto::HeartbeatAck {
+            sequence,
+            ..proto::HeartbeatAck::default()
+        }))
+    }
+
+    fn word(answers: u64) -> proto::MasterMessage {
+        from_master(master_message::Body::Demoted(proto::Demoted {
+            left: 0,
+            answers,
+        }))
+    }
+
+    #[test]
+    fn a_word_names_a_report_once_a_later_heartbeat_was_answered() {
+        let words = Words::default();
+        words.hear(&heartbeat(1));
+        words.hear(&from_node(node_message::Body::Draining(proto::Draining {
+            number: 3,
+            ..proto::Draining::default()
+        })));
+        assert_eq!(words.say(&answer(1)), None);
+        assert_eq!(words.say(&word(0)), None, "the report is on its way");
+        words.hear(&heartbeat(2));
+        assert_eq!(words.say(&answer(2)), None);
+        assert_eq!(words.say(&word(3)), None);
+        let wrong = words.say(&word(0)).unwrap_or_default();
+        assert!(wrong.contains("report 3"), "{wrong}");
     }
 }

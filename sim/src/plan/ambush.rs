@@ -165,6 +165,24 @@ impl fmt::Display for Ambush {
 }
 
 impl Plan {
+    /// At this moment the trick happens, in `share` of 1000 cases and at most so many `times`. It comes `after` so many
+    /// microseconds.
+    pub(crate) fn lies_in_wait(
+        &mut self,
+        at: Moment,
+        (share, times): (u64, u64),
+        after: u64,
+        trick: Trick,
+    ) {
+        self.ambushes.push(Ambush {
+            at,
+            share,
+            times,
+            after,
+            trick,
+        });
+    }
+
     /// From a stream of its own.
     pub(super) fn draw_ambushes(&mut self) {
         let dice = Dice::new(self.seed, Stream::Ambushes);

@@ -1,6 +1,6 @@
 //! Pools that are made for a node that leaves them at rest. Elsewhere it seldom has blocks that must move or be copied.
 
-use super::{Call, Fault, LATE_DROP, Loss, Plan};
+use super::{Call, Fault, Plan};
 use crate::dice::{Dice, Stream};
 
 /// The pool that a node leaves at rest.
@@ -20,29 +20,18 @@ impl Plan {
     /// From a stream of its own. What takes copies from disks, or blocks from the pool, gives way.
     pub(super) fn draw_departures(&mut self) {
         let dice = Dice::new(self.seed, Stream::Departures);
-        let has_settings = self.tenants.iter().any(|one| !one.settings.is_empty());
-        if self.keeps_all || has_settings || !dice.chance(250) {
+        if self.keeps_all || self.has_settings() || !dice.chance(250) {
             return;
         }
-        let is_order = |fault: &Fault| {
-            matches!(
-                fault,
-                Fault::LittleMemory(..) | Fault::Quota(..) | Fault::Delete(..)
-            )
-        };
-        let stays = |fault: &Fault| {
-            !is_order(fault) && fault.loss().is_none_or(|(_, loss)| loss < Loss::Writes)
-        };
-        self.keep_faults(stays);
-        self.noise.flipped_writes = 0;
-        self.drop_ms = LATE_DROP;
-        self.ssd_drop_ms = None;
-        self.writes_per_day = None;
+        self.keep_faults(|fault| {
+            !fault.takes_memory() && !fault.takes_from_namespace() && !fault.harms_disk()
+        });
+        self.keep_nodes_and_disks();
         // They were drawn for the memory that this pool would have had.
         self.pins.clear();
         self.segments = 1;
         self.longest_pause = self.longest_pause.min(40_000);
-        self.disk_bytes = dice.between(48, 64) << 20;
+        self.add_roomy_disks(&dice);
         let departs = [
             Departs::Alone,
             Departs::WithoutMoves,
@@ -81,8 +70,7 @@ impl Plan {
     /// Single requests of the disk are slow while the only node drains, and blocks on the disk are read meanwhile.
     fn drains_slowly(&mut self, dice: &Dice) {
         self.noise.slow_disk = [20, 60, 150][dice.index(3)];
-        self.mix.raise(Call::Upsert, 3);
-        self.mix.raise(Call::Get, 12);
+        self.raise_calls(&[(Call::Upsert, 3), (Call::Get, 12)]);
         for _ in 0..dice.between(1, 3) {
             let at = dice.between(1_500, self.length_ms);
             let down = dice.between(30, 300);

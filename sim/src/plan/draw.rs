@@ -86,7 +86,7 @@ impl Plan {
         if Dice::new(seed, Stream::Flips).chance(500) {
             plan.noise.flipped = 0;
         }
-        if !plan.keeps_all && !plan.tenants.iter().any(Tenant::keeps_all) {
+        if !plan.keeps_a_namespace() {
             plan.noise.flipped_writes = plan.noise.flipped;
             let drops = Dice::new(seed, Stream::Drops);
             if drops.chance(250) {
@@ -166,14 +166,11 @@ impl Plan {
         // A zone has a mebibyte, and there are at least two.
         self.disk_bytes = dice.between(2, 6) << 20;
         if dice.chance(500) {
-            // No zone is written twice.
-            self.disk_bytes = dice.between(48, 64) << 20;
+            self.add_roomy_disks(&dice);
         }
         self.evicts_by_use = dice.chance(500);
-        if !self.keeps_all && !self.tenants.iter().any(Tenant::keeps_all) {
-            // Blocks leave memory, and come back, all the time.
-            let most = (self.segment_bytes / 2).max(3 * self.longest_block);
-            self.segment_bytes = most.next_multiple_of(64 << 10);
+        if !self.keeps_a_namespace() {
+            self.halve_memory();
             self.longest_pause = 40_000;
         }
         self.writes_per_day = dice.chance(200).then(|| dice.between(1_000, 100_000));

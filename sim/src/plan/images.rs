@@ -1,20 +1,18 @@
 //! Old images of disks: one comes into another node while the node that has the original is away.
 
-use super::{Fault, Loss, NARROW, Plan, Process, Tenant};
+use super::{Fault, Plan, Process};
 use crate::dice::{Dice, Stream};
 
 impl Plan {
     /// From a stream of its own. Nothing else takes bytes from disks, so the original must stay known.
     pub(super) fn draw_old_images(&mut self) {
         let dice = Dice::new(self.seed, Stream::Images);
-        let has_settings = self.tenants.iter().any(|one| !one.settings.is_empty());
-        let keeps = self.keeps_all || self.tenants.iter().any(Tenant::keeps_all);
-        let may_have_another = self.nodes > 1 || !has_settings;
-        let has_room = self.has_disks() && self.disk_bytes != NARROW;
-        if keeps || !has_room || !may_have_another || !dice.chance(100) {
+        let may_have_another = self.nodes > 1 || !self.has_settings();
+        let keeps = self.keeps_a_namespace();
+        if keeps || !self.has_wide_disks() || !may_have_another || !dice.chance(100) {
             return;
         }
-        self.keep_faults(|fault| fault.loss().is_none_or(|(_, loss)| loss < Loss::Writes));
+        self.keep_faults(|fault| !fault.harms_disk());
         self.ssd_drop_ms = None;
         self.nodes = self.nodes.max(2);
         let holder = dice.index(self.nodes);

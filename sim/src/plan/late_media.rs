@@ -1,6 +1,6 @@
 //! Nodes that leave while their disks are being attached, and while puts are under way.
 
-use super::{Ambush, Call, Fault, LATE_DROP, Logged, Moment, Plan, Said, Trick};
+use super::{Call, Fault, Logged, Moment, Plan, Said, Trick};
 use crate::dice::{Dice, Stream};
 
 impl Plan {
@@ -13,49 +13,22 @@ impl Plan {
         }
         let drains = |fault: &Fault| matches!(fault, Fault::Drain(..) | Fault::OutOfService(..));
         self.keep_faults(|fault| fault.loss().is_none() && !drains(fault));
-        self.noise.flipped_writes = 0;
-        self.drop_ms = LATE_DROP;
-        self.ssd_drop_ms = None;
-        self.writes_per_day = None;
-        self.disk_bytes = dice.between(48, 64) << 20;
+        self.keep_nodes_and_disks();
+        self.add_roomy_disks(&dice);
         self.nodes = if dice.chance(700) { 1 } else { 2 };
         self.clients = self.clients.max(2);
         self.tasks = 3;
         self.longest_pause = self.longest_pause.min(30_000);
         self.length_ms = self.length_ms.max(8_000);
-        self.mix.raise(Call::Put, 12);
+        self.raise_calls(&[(Call::Put, 12)]);
         let node = dice.index(self.nodes);
         let leaves = Fault::Drain(node, dice.between(30, 300));
-        for (at, share, times, after, trick) in [
-            (
-                Moment::Logs(Logged::Medium),
-                800,
-                12,
-                0,
-                Trick::Late(dice.between(300, 900)),
-            ),
-            (
-                Moment::Asks("Commit"),
-                400,
-                80,
-                0,
-                Trick::Late(dice.between(200, 800)),
-            ),
-            (
-                Moment::Says(Said::MediumAttached),
-                600,
-                4,
-                dice.between(10_000, 150_000),
-                Trick::Fault(leaves),
-            ),
-        ] {
-            self.ambushes.push(Ambush {
-                at,
-                share,
-                times,
-                after,
-                trick,
-            });
-        }
+        let late = Trick::Late(dice.between(300, 900));
+        self.lies_in_wait(Moment::Logs(Logged::Medium), (800, 12), 0, late);
+        let late = Trick::Late(dice.between(200, 800));
+        self.lies_in_wait(Moment::Asks("Commit"), (400, 80), 0, late);
+        let after = dice.between(10_000, 150_000);
+        let attached = Moment::Says(Said::MediumAttached);
+        self.lies_in_wait(attached, (600, 4), after, Trick::Fault(leaves));
     }
 }

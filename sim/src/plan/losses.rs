@@ -55,6 +55,21 @@ impl Fault {
         };
         Some((node, loss))
     }
+
+    /// Whether the fault may take something from a disk, or keep it from being written.
+    pub(crate) fn harms_disk(&self) -> bool {
+        self.loss().is_some_and(|(_, loss)| loss >= Loss::Writes)
+    }
+
+    /// Whether the node of the fault has less memory from then on.
+    pub(crate) const fn takes_memory(&self) -> bool {
+        matches!(self, Self::LittleMemory(..))
+    }
+
+    /// Whether the fault is an administrator's order after which blocks of a namespace leave.
+    pub(crate) const fn takes_from_namespace(&self) -> bool {
+        matches!(self, Self::Quota(..) | Self::Delete(..))
+    }
 }
 
 impl super::Plan {

@@ -9,7 +9,7 @@ impl Plan {
     pub(super) fn draw_meeting(&mut self) {
         let dice = Dice::new(self.seed, Stream::Meetings);
         // Each one removes or replaces blocks, or loses nodes.
-        if self.keeps_all || self.tenants.iter().any(Tenant::keeps_all) || !dice.chance(400) {
+        if self.keeps_a_namespace() || !dice.chance(400) {
             return;
         }
         match dice.below(6) {
@@ -42,7 +42,7 @@ impl Plan {
     fn deletions_beside_stores(&mut self, dice: &Dice) {
         self.needs_disks(dice);
         self.tenants = vec![Tenant::default(); 3];
-        self.keep_faults(|fault| !matches!(fault, Fault::Quota(..) | Fault::Delete(..)));
+        self.keep_faults(|fault| !fault.takes_from_namespace());
         self.clients = 3;
         self.tasks = 2;
         // A lease keeps a block in memory.
@@ -123,8 +123,7 @@ impl Plan {
         self.nodes = self.nodes.max(2);
         self.needs_disks(dice);
         // Shares were drawn for blocks with fewer replicas.
-        let has_settings = self.tenants.iter().any(|one| !one.settings.is_empty());
-        self.two_replicas |= !has_settings && dice.chance(600);
+        self.two_replicas |= !self.has_settings() && dice.chance(600);
         self.lease_ms = self.lease_ms.min(dice.between(300, 600));
         self.longest_pause = self.longest_pause.min(40_000);
         self.raise_calls(&[(Call::Put, 10), (Call::Get, 4)]);

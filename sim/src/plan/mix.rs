@@ -52,7 +52,7 @@ impl Mix {
     pub(crate) const USUAL: Self = Self([7, 1, 1, 1, 1, 1, 2, 8]);
 
     /// Makes a call no rarer than this.
-    pub(crate) fn raise(&mut self, call: Call, least: u64) {
+    fn raise(&mut self, call: Call, least: u64) {
         let mut weights = Call::ALL.into_iter().zip(&mut self.0);
         if let Some((_, weight)) = weights.find(|(one, _)| *one == call) {
             *weight = least.max(*weight);
@@ -81,6 +81,13 @@ impl fmt::Display for Mix {
 }
 
 impl Plan {
+    /// Makes these calls no rarer than their weights.
+    pub(crate) fn raise_calls(&mut self, calls: &[(Call, u64)]) {
+        for (call, least) in calls {
+            self.mix.raise(*call, *least);
+        }
+    }
+
     /// From a stream of its own. Some calls are made often, and others never.
     pub(super) fn draw_mix(&mut self) {
         let dice = Dice::new(self.seed, Stream::Mix);
@@ -91,8 +98,7 @@ impl Plan {
             *weight *= [0, 1, 1, 4, 8][dice.index(5)];
         }
         // Without blocks nothing happens.
-        self.mix.raise(Call::Put, 3);
-        self.mix.raise(Call::Get, 1);
+        self.raise_calls(&[(Call::Put, 3), (Call::Get, 1)]);
     }
 
     /// From a stream of its own. One or two kinds of faults come often, some of them within moments.

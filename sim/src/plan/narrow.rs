@@ -1,8 +1,6 @@
 //! Disks of two zones. Each zone is emptied soon after the other one was written, and pinned copies fill much of both.
 
-use super::{
-    Ambush, Call, DiskFault, Fault, LATE_DROP, Logged, Loss, Moment, Plan, Process, Said, Trick,
-};
+use super::{Call, DiskFault, Fault, Logged, Moment, Plan, Process, Said, Trick};
 use crate::dice::{Dice, Stream};
 
 /// The bytes of two zones.
@@ -12,23 +10,15 @@ impl Plan {
     /// From a stream of its own. What takes copies from disks gives way, so that pinned blocks must stay.
     pub(super) fn draw_narrow_disks(&mut self) {
         let dice = Dice::new(self.seed, Stream::Narrow);
-        let has_settings = self.tenants.iter().any(|one| !one.settings.is_empty());
-        if !self.has_disks() || self.keeps_all || has_settings || !dice.chance(350) {
+        if !self.has_disks() || self.keeps_all || self.has_settings() || !dice.chance(350) {
             return;
         }
-        let takes_memory = |fault: &Fault| matches!(fault, Fault::LittleMemory(..));
-        let stays = |fault: &Fault| {
-            !takes_memory(fault) && fault.loss().is_none_or(|(_, loss)| loss < Loss::Writes)
-        };
-        self.keep_faults(stays);
-        self.noise.flipped_writes = 0;
+        self.keep_faults(|fault| !fault.takes_memory() && !fault.harms_disk());
         self.noise.slow_disk = [20, 60, 150][dice.index(3)];
         if dice.chance(300) {
             self.break_sessions(&dice);
         }
-        self.drop_ms = LATE_DROP;
-        self.ssd_drop_ms = None;
-        self.writes_per_day = None;
+        self.keep_nodes_and_disks();
         self.disk_bytes = NARROW;
         self.nodes = if dice.chance(600) { 1 } else { 2 };
         // Seven blocks fill a zone, and more of them are pinned.
@@ -38,8 +28,7 @@ impl Plan {
         self.segment_bytes = dice.between(40, 52) << 16;
         self.segments = 1;
         self.longest_pause = 30_000;
-        self.mix.raise(Call::Upsert, 4);
-        self.mix.raise(Call::Get, 12);
+        self.raise_calls(&[(Call::Upsert, 4), (Call::Get, 12)]);
         // Memory is lost, and the copies of pinned blocks are their only places.
         for _ in 0..dice.between(1, 3) {
             let node = dice.index(self.nodes);
@@ -59,13 +48,8 @@ impl Plan {
         let fails = dice.chance(300);
         if !fails && dice.chance(500) {
             let logged = [Logged::Removal, Logged::Copy, Logged::Block][dice.index(3)];
-            self.ambushes.push(Ambush {
-                at: Moment::Logs(logged),
-                share: 250,
-                times: 16,
-                after: 0,
-                trick: Trick::Late(dice.between(40, [400, 1_200][dice.index(2)])),
-            });
+            let late = Trick::Late(dice.between(40, [400, 1_200][dice.index(2)]));
+            self.lies_in_wait(Moment::Logs(logged), (250, 16), 0, late);
         }
         if fails {
             self.read_moving_copies(&dice);
@@ -76,21 +60,15 @@ impl Plan {
     /// of the media in the next one.
     fn break_sessions(&mut self, dice: &Dice) {
         self.noise.lost = self.noise.lost.max(30);
-        let late = |at, share, times, least, most| Ambush {
-            at,
-            share,
-            times,
-            after: 0,
-            trick: Trick::Late(dice.between(least, most)),
-        };
-        let mut ambushes = match dice.chance(500) {
-            true => vec![late(Moment::Logs(Logged::ReplicaGone), 60, 15, 300, 900)],
-            false => vec![
-                late(Moment::Says(Said::TransfersDone), 40, 20, 400, 1_000),
-                late(Moment::Says(Said::Media), 1_000, 20, 200, 900),
-            ],
-        };
-        self.ambushes.append(&mut ambushes);
+        if dice.chance(500) {
+            let late = Trick::Late(dice.between(300, 900));
+            self.lies_in_wait(Moment::Logs(Logged::ReplicaGone), (60, 15), 0, late);
+            return;
+        }
+        let late = Trick::Late(dice.between(400, 1_000));
+        self.lies_in_wait(Moment::Says(Said::TransfersDone), (40, 20), 0, late);
+        let late = Trick::Late(dice.between(200, 900));
+        self.lies_in_wait(Moment::Says(Said::Media), (1_000, 20), 0, late);
     }
 
     /// A copy that moves is read at its old place, where single ranges cannot be read, while the record of its new
@@ -102,13 +80,7 @@ impl Plan {
             Trick::Touch(Call::Get),
             Trick::Touch(Call::Get),
         ] {
-            self.ambushes.push(Ambush {
-                at: Moment::Logs(Logged::Copy),
-                share: 400,
-                times: 250,
-                after: 0,
-                trick,
-            });
+            self.lies_in_wait(Moment::Logs(Logged::Copy), (400, 250), 0, trick);
         }
         for _ in 0..dice.between(2, 4) {
             let node = dice.index(self.nodes);
@@ -139,13 +111,8 @@ impl Plan {
         if dice.chance(600) {
             // A node leaves while copies move to another zone, and the zone that they leave is emptied next.
             let leaves = Fault::Drain(dice.index(self.nodes), dice.between(30, 300));
-            self.ambushes.push(Ambush {
-                at: Moment::Says(Said::Transfers),
-                share: 40,
-                times: 2,
-                after: 0,
-                trick: Trick::Fault(leaves),
-            });
+            let orders = Moment::Says(Said::Transfers);
+            self.lies_in_wait(orders, (40, 2), 0, Trick::Fault(leaves));
         }
     }
 }

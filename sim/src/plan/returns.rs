@@ -7,12 +7,10 @@ impl Plan {
     /// From a stream of its own.
     pub(super) fn draw_returns(&mut self) {
         let dice = Dice::new(self.seed, Stream::Returns);
-        let keeps_all = self.keeps_all || self.tenants.iter().any(Tenant::keeps_all);
-        if keeps_all || self.disk_bytes == NARROW || !dice.chance(180) {
+        if self.keeps_a_namespace() || self.disk_bytes == NARROW || !dice.chance(180) {
             return;
         }
-        let is_of_tenant = |fault: &Fault| matches!(fault, Fault::Quota(..) | Fault::Delete(..));
-        self.keep_faults(|fault| !is_of_tenant(fault));
+        self.keep_faults(|fault| !fault.takes_from_namespace());
         // Several clients know the same few blocks.
         self.tenants = vec![Tenant::default()];
         self.settings_late_ms = 0;
@@ -52,12 +50,10 @@ impl Plan {
     fn leases_on_copies(&mut self, dice: &Dice) {
         self.has_few_keys(dice.between(8, 12));
         self.lease_ms = dice.between(3_000, 6_000);
-        self.mix.raise(Call::Hold, 16);
-        self.mix.raise(Call::Put, 6);
-        self.mix.raise(Call::Upsert, 2);
+        self.raise_calls(&[(Call::Hold, 16), (Call::Put, 6), (Call::Upsert, 2)]);
         let with_masters = dice.chance(400);
         if with_masters {
-            self.mix.raise(Call::Remove, 4);
+            self.raise_calls(&[(Call::Remove, 4)]);
         } else {
             let commits = Moment::Asks("Commit");
             let late = Trick::Late(dice.between(20, 200));
@@ -92,8 +88,7 @@ impl Plan {
     /// histories readers find wrong bytes, so blocks come back that are in memory.
     fn late_returns(&mut self, dice: &Dice) {
         self.has_few_keys(dice.between(8, 14));
-        self.mix.raise(Call::Hold, 10);
-        self.mix.raise(Call::Get, 8);
+        self.raise_calls(&[(Call::Hold, 10), (Call::Get, 8)]);
         if dice.chance(400) {
             // A place that such a block left is free before the log says so.
             self.noise.flipped = dice.between(50, 200);
@@ -103,8 +98,7 @@ impl Plan {
             return;
         }
         self.lease_ms = dice.between(3_000, 6_000);
-        self.mix.raise(Call::Hold, 16);
-        self.mix.raise(Call::Remove, 2);
+        self.raise_calls(&[(Call::Hold, 16), (Call::Remove, 2)]);
         // A leader publishes no block before the earlier records of copies and removals are durable.
         for logged in [Logged::Copy, Logged::Removal] {
             let late = Trick::Late(dice.between(40, 250));
@@ -123,9 +117,7 @@ impl Plan {
         self.one_length = None;
         self.has_few_keys(dice.between(9, 16));
         self.lease_ms = dice.between(5_000, 7_000);
-        self.mix.raise(Call::Upsert, 5);
-        self.mix.raise(Call::Get, 10);
-        self.mix.raise(Call::Hold, 6);
+        self.raise_calls(&[(Call::Upsert, 5), (Call::Get, 10), (Call::Hold, 6)]);
         let returns = Moment::Logs(Logged::Return);
         let late = Trick::Late(dice.between(80, 400));
         self.lies_in_wait(returns, (500, 20), 0, late);
@@ -139,9 +131,7 @@ impl Plan {
         self.has_few_keys(dice.between(10, 16));
         self.lease_ms = dice.between(1_500, 3_000);
         self.noise.slow_disk = dice.between(150, 400);
-        self.mix.raise(Call::Put, 14);
-        self.mix.raise(Call::Upsert, 3);
-        self.mix.raise(Call::Hold, 8);
+        self.raise_calls(&[(Call::Put, 14), (Call::Upsert, 3), (Call::Hold, 8)]);
         let late = Trick::Late(dice.between(300, 1_200));
         self.lies_in_wait(Moment::Asks("Commit"), (300, 40), 0, late);
         let stores = Moment::Says(Said::Transfers);
@@ -161,16 +151,14 @@ impl Plan {
     fn lookups_that_wait(&mut self, dice: &Dice) {
         self.nodes = self.nodes.max(2);
         self.has_few_keys(dice.between(8, 10));
-        self.mix.raise(Call::Put, 8);
-        self.mix.raise(Call::Get, 8);
-        self.mix.raise(Call::Hold, 8);
+        self.raise_calls(&[(Call::Put, 8), (Call::Get, 8), (Call::Hold, 8)]);
         let are_lost = dice.chance(500);
         if are_lost {
             // The leases of a block that was lost are over before the lookup ends.
             self.lease_ms = dice.between(300, 400);
         } else {
             self.lease_ms = dice.between(1_500, 3_000);
-            self.mix.raise(Call::Remove, 5);
+            self.raise_calls(&[(Call::Remove, 5)]);
         }
         let mut at = dice.between(800, 1_600);
         while at < self.length_ms {

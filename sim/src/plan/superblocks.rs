@@ -1,7 +1,7 @@
 //! Disks that lose flushes while a node formats or attaches them. The superblock that was written last may then be
 //! damaged.
 
-use super::{DiskFault, Fault, Loss, NARROW, Plan, Process, Tenant};
+use super::{DiskFault, Fault, Plan, Process};
 use crate::dice::{Dice, Stream};
 
 /// How long the disk loses flushes once its node has died. The node starts and attaches the disk meanwhile.
@@ -15,12 +15,10 @@ impl Plan {
     /// From a stream of its own. No other fault damages a superblock, so each node starts again.
     pub(super) fn draw_superblocks(&mut self) {
         let dice = Dice::new(self.seed, Stream::Superblocks);
-        let keeps = self.keeps_all || self.tenants.iter().any(Tenant::keeps_all);
-        let has_room = self.has_disks() && self.disk_bytes != NARROW;
-        if keeps || !has_room || !dice.chance(130) {
+        if self.keeps_a_namespace() || !self.has_wide_disks() || !dice.chance(130) {
             return;
         }
-        self.keep_faults(|fault| fault.loss().is_none_or(|(_, loss)| loss < Loss::Writes));
+        self.keep_faults(|fault| !fault.harms_disk());
         // A medium that is forgotten is formatted again.
         self.ssd_drop_ms = None;
         let mut at = dice.between(1_500, 3_000);

@@ -1,7 +1,7 @@
 //! Themes: a history goes for one kind of meeting of calls, records and faults. Chance alone seldom brings its parts
 //! together within the milliseconds that matter.
 
-use super::{Ambush, Call, DiskFault, Fault, Logged, Moment, Plan, Process, Said, Tenant, Trick};
+use super::{Call, DiskFault, Fault, Logged, Moment, Plan, Process, Said, Tenant, Trick};
 use crate::dice::{Dice, Stream};
 
 impl Plan {
@@ -9,7 +9,7 @@ impl Plan {
     pub(super) fn draw_theme(&mut self) {
         let dice = Dice::new(self.seed, Stream::Themes);
         // Each theme removes or replaces blocks, or loses nodes.
-        if self.keeps_all || self.tenants.iter().any(Tenant::keeps_all) || !dice.chance(550) {
+        if self.keeps_a_namespace() || !dice.chance(550) {
             return;
         }
         match dice.below(9) {
@@ -25,38 +25,13 @@ impl Plan {
         }
     }
 
-    /// Makes these calls no rarer than their weights.
-    pub(super) fn raise_calls(&mut self, calls: &[(Call, u64)]) {
-        for (call, least) in calls {
-            self.mix.raise(*call, *least);
-        }
-    }
-
-    /// At a moment this happens at most so many times, and in so many of 1000 cases.
-    pub(super) fn lies_in_wait(
-        &mut self,
-        at: Moment,
-        (share, times): (u64, u64),
-        after: u64,
-        trick: Trick,
-    ) {
-        self.ambushes.push(Ambush {
-            at,
-            share,
-            times,
-            after,
-            trick,
-        });
-    }
-
     /// Nodes have disks, and blocks leave memory and come back.
     pub(super) fn needs_disks(&mut self, dice: &Dice) {
         if self.has_disks() {
             return;
         }
-        self.disk_bytes = dice.between(48, 64) << 20;
-        let most = (self.segment_bytes / 2).max(3 * self.longest_block);
-        self.segment_bytes = most.next_multiple_of(64 << 10);
+        self.add_roomy_disks(dice);
+        self.halve_memory();
         self.longest_pause = self.longest_pause.min(40_000);
     }
 
@@ -224,8 +199,8 @@ impl Plan {
         self.keys = dice.between(4, 8);
         // Their quotas are drawn for shorter blocks.
         self.tenants = vec![Tenant::default()];
-        let is_of_tenant = |fault: &Fault| matches!(fault, Fault::Quota(..) | Fault::Delete(..));
-        self.faults.retain(|(_, fault)| !is_of_tenant(fault));
+        self.faults
+            .retain(|(_, fault)| !fault.takes_from_namespace());
         self.clients = self.clients.max(2);
         self.tasks = 3;
         self.lease_ms = dice.between(300, 400);

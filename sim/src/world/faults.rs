@@ -209,7 +209,10 @@ impl World {
         for medium in media.filter(|medium| medium.node.0 == name) {
             // Copies leave without their nodes.
             self.node_is_lost();
+            let leases = &self.net.promises.leases;
+            leases.disk_goes();
             let detached = pool.detach_medium(medium.medium, true).await;
+            leases.disk_has_gone();
             let said = format_args!("detach of {}: {detached:?}", medium.id).to_string();
             self.trace.note(Process::Node(number), said);
         }
