@@ -4,6 +4,15 @@ use super::Mechanism;
 
 pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
+        invariant: 5,
+        what: "zones of an earlier term are not taken for zones of a drain",
+        file: "master/src/pool/tiering/demoter.rs",
+        on: "let _earlier = self.directory.ticks(1);",
+        off: "",
+        package: "kvpool-master",
+        test: "zones_of_an_earlier_term_are_not_taken_for_zones_of_a_drain",
+    },
+    Mechanism {
         invariant: 2,
         what: "a removal that finds nothing waits until late replicas are taken back",
         file: "master/src/pool/remove.rs",

@@ -212,6 +212,8 @@ impl Pool {
         if self.tiering.takes_stores_of(node).is_none() {
             return;
         }
+        // Zones that were sealed before, also in this moment, do not count as zones of this drain.
+        let _earlier = self.directory.ticks(1);
         let since = self.directory.next_tick();
         // The queue is started before the scan, so that a copy that is dropped meanwhile queues its block
         // here.

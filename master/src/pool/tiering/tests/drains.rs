@@ -29,6 +29,27 @@ async fn a_drain_to_a_medium_begins_while_its_node_is_suspect() {
     pool.retire().await;
 }
 
+/// The term and the drain begin at one tick if no block is used in between. The drain fills its medium nevertheless.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn zones_of_an_earlier_term_are_not_taken_for_zones_of_a_drain() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let (node, session, _sent) = connected(&pool);
+    // The test does the demoter's work.
+    pool.term.end();
+    attach(&pool, &node, session, medium.id);
+    medium.begin_term(pool.directory.next_tick());
+    node.drain();
+    pool.demote_all_of(&node);
+    let since = {
+        let demotions = pool.tiering.demotions.lock();
+        demotions.nodes[&node.incarnation].drains.unwrap()
+    };
+    assert!(medium.oldest_sealed() < since);
+    assert!(pool.directory.next_tick() >= since, "zones of the drain are");
+    pool.retire().await;
+}
+
 /// The slow medium's last stores are not recorded when the session ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_waits_for_stores_on_a_medium_that_has_become_slow() {
