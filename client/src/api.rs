@@ -311,6 +311,8 @@ pub struct NodeStats {
     pub left_blocks: Option<u64>,
     /// The node's version of kvpool; empty when unknown.
     pub version: String,
+    /// True while the node drains and its media do not come back. False from an older master.
+    pub media_leave: bool,
 }
 
 /// One segment of a store node.

@@ -521,6 +521,7 @@ fn read_node(wire: kvpool_proto::NodeStats) -> Result<NodeStats, ControlError> {
         problems: wire.problems,
         left_blocks: wire.left_blocks,
         version: wire.version,
+        media_leave: wire.media_leave,
         segments: wire
             .segments
             .into_iter()

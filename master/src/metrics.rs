@@ -470,16 +470,11 @@ impl Metrics {
         }
     }
 
-    /// Records how many blocks a stop of each node would lose: none of a node that does not drain. A draining node
-    /// whose blocks are not counted has no value.
+    /// Records how many blocks a stop of each node would lose.
     pub(crate) fn watch_left_blocks(&self, nodes: &[Arc<StoreNode>]) {
-        let counted = nodes.iter().filter_map(|node| {
-            let left = match node.drains() {
-                true => node.left_blocks()?,
-                false => 0,
-            };
-            Some((node.name.0.clone(), left))
-        });
+        let counted = nodes
+            .iter()
+            .filter_map(|node| Some((node.name.0.clone(), drains::left_of(node)?)));
         self.left_blocks.set(counted.collect());
     }
 

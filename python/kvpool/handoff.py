@@ -33,6 +33,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import enum
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -43,6 +44,8 @@ from kvpool.errors import ClosedError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+logger = logging.getLogger(__name__)
 
 __all__ = [
     "AuxLayout",
@@ -279,6 +282,7 @@ class _Closed(abc.ABC):
 
 class Session(_Closed):
     """One rank's end of its hand-offs. The memory of its states must stay until `close` has returned.
+    The end of a `with` statement logs an error where `close` returns False.
 
     `page_tokens`: tokens of a page, equal at both ends. `advertise`: the address that peers connect to,
     "host:port"; by default the listener's own. `secret`: shared by all processes of the group. Without a
@@ -460,6 +464,16 @@ class Session(_Closed):
         """Ends all requests, and waits a few seconds until nothing touches the memory. Returns False when a
         peer may still touch it: do not free it then."""
         return self._native.close()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # A with statement has no place for the answer.
+        if not self.close():
+            logger.error("a hand-off did not end in time: a peer may still touch the memory of this session")
 
 
 class Bootstrap(_Closed):

@@ -35,6 +35,24 @@ def session(of: np.ndarray, **settings: object) -> handoff.Session:
     return handoff.Session([state(of)], page_tokens=16, **settings)
 
 
+class Outlasted(handoff.Session):
+    """A session that says that a peer outlasts its end."""
+
+    def close(self) -> bool:
+        super().close()
+        return False
+
+
+@pytest.mark.parametrize(("kind", "is_logged"), [(handoff.Session, False), (Outlasted, True)])
+def test_a_with_statement_that_a_peer_outlasts_is_logged(
+    kind: type[handoff.Session], is_logged: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = memory()
+    with kind([state(here)], page_tokens=16):
+        pass
+    assert ("did not end in time" in caplog.text) is is_logged
+
+
 def test_a_push_moves_its_pages_and_the_metadata() -> None:
     here, there = memory(), memory(0)
     with session(here) as prefill, session(there) as decode:

@@ -76,6 +76,8 @@ struct Node {
     left_blocks: Option<u64>,
     /// The node's version of kvpool; empty if it does not tell it.
     version: String,
+    /// Whether the node drains and its media do not come back.
+    media_leave: bool,
     segments: Vec<Segment>,
 }
 
@@ -99,6 +101,7 @@ impl From<PoolStats> for Status {
             heartbeat_age_seconds: node.heartbeat_age.as_secs_f64(),
             left_blocks: node.left_blocks,
             version: node.version,
+            media_leave: node.media_leave,
             segments: node
                 .segments
                 .into_iter()
@@ -310,6 +313,7 @@ mod tests {
             heartbeat_age_seconds: 0.0,
             left_blocks: None,
             version: "0.1.0".to_owned(),
+            media_leave: false,
             segments: vec![segment(1), segment(2)],
         }
     }

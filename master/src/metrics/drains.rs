@@ -1,6 +1,7 @@
 //! The gauge of the blocks that stops of draining nodes would lose.
 
 use super::whole;
+use crate::membership::{NodeState, StoreNode};
 use parking_lot::Mutex;
 use prometheus::{IntGaugeVec, Opts, Registry};
 use std::collections::BTreeMap;
@@ -41,9 +42,35 @@ impl LeftBlocks {
     }
 }
 
+/// How many blocks a stop of the node would lose: none of a node that does not drain. `None` while they are not
+/// counted, and until the leader hears whether the node drains.
+pub(super) fn left_of(node: &StoreNode) -> Option<u64> {
+    match node.state() {
+        _ if node.drains() => node.left_blocks(),
+        NodeState::Unreported => None,
+        _ => Some(0),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::BootInstant;
+    use kvpool_types::{GrantKey, Incarnation, NodeName};
+
+    /// The node drains on under the next leader. A 0 would say that its stop loses no block.
+    #[test]
+    fn a_node_that_the_leader_has_not_heard_has_no_count() {
+        let key = GrantKey([7; 32]);
+        let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
+        assert_eq!(left_of(&node), None);
+        node.set_state(NodeState::Live);
+        assert_eq!(left_of(&node), Some(0));
+        node.drain();
+        assert_eq!(left_of(&node), None, "not counted yet");
+        node.note_count(Some(3));
+        assert_eq!(left_of(&node), Some(3));
+    }
 
     /// A count from before would be taken for the present one.
     #[test]

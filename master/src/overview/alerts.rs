@@ -239,14 +239,18 @@ fn no_live_node(nodes: &[NodeFacts]) -> Option<Alert> {
     if nodes.iter().any(|node| node.state == "live") {
         return None;
     }
-    let drains = |node: &&NodeFacts| matches!(node.state, "draining" | "drained");
     let start = "with `kvstore-node --master ADDRESS --segment SIZE`";
-    let message = match nodes.iter().find(drains) {
+    let drains = |node: &&NodeFacts| matches!(node.state, "draining" | "drained");
+    let served = "No store node takes blocks: puts fail. Gets of blocks on draining nodes succeed";
+    let mut draining = nodes.iter().filter(drains).peekable();
+    let has_draining = draining.peek().is_some();
+    // The drain of a node that stops cannot be ended.
+    let message = match draining.find(|node| !node.stops) {
         Some(node) => format!(
-            "No store node takes blocks: puts fail. Gets of blocks on draining nodes succeed. Take a node back with \
-             `kvctl node undrain {}`, or start one {start}",
+            "{served}. Take a node back with `kvctl node undrain {}`, or start one {start}",
             node.name
         ),
+        None if has_draining => format!("{served}. Start one {start}"),
         None => format!("The pool has no live store node: puts and gets fail. Start one {start}"),
     };
     let kind = AlertKind::NoLiveNode;

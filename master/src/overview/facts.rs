@@ -58,6 +58,9 @@ pub struct NodeFacts {
     pub left_blocks: Option<u64>,
     /// True while the node drains and its media do not come back (`kvctl node drain --ssd`).
     pub media_leave: bool,
+    /// True once the node stops, so that nobody can take it back.
+    #[serde(skip)]
+    pub stops: bool,
     /// The usage of its memory.
     #[serde(flatten)]
     pub fill: Fill,
@@ -242,6 +245,7 @@ pub(super) fn add_pool(overview: &mut Overview, pool: &Pool) {
             connections: node.reported().connections,
             left_blocks: node.left_blocks(),
             media_leave: node.drains() && node.media_leave(),
+            stops: node.stops(),
             fill,
             media,
             problems: node.problems(),

@@ -112,7 +112,7 @@ impl Pool {
     }
 
     /// Removes many blocks in bounded steps. Each step is durable before the next one begins, and
-    /// yields to other tasks.
+    /// yields to other tasks. No block that had left earlier returns afterwards.
     ///
     /// # Errors
     ///
@@ -156,12 +156,9 @@ impl Pool {
                 report.kept += step.kept;
             }
             if page.is_empty() {
-                if in_memory && self.has_media() {
-                    // A block that was evicted before this pass reached it is on a medium by now,
-                    // or will never be.
-                    self.earlier_losses_are_submitted().await?;
-                    self.end_stores_of_evicted(None);
-                    self.late_replicas_are_logged().await?;
+                let goes_on = in_memory && self.has_media();
+                self.pass_ended(goes_on).await?;
+                if goes_on {
                     in_memory = false;
                     continue;
                 }
@@ -169,6 +166,17 @@ impl Pool {
             }
             tokio::task::yield_now().await;
         }
+    }
+
+    /// Waits until no block returns that left before a pass of [`Pool::remove_all`] reached it. `goes_on`: the copies
+    /// on media follow.
+    async fn pass_ended(self: &Arc<Self>, goes_on: bool) -> Result<(), Code> {
+        self.earlier_losses_are_submitted().await?;
+        if goes_on {
+            // A block that was evicted before this pass reached it is on a medium by now, or will never be.
+            self.end_stores_of_evicted(None);
+        }
+        self.late_replicas_are_logged().await
     }
 
     /// The blocks to remove, for the indexes in `left`. The other keys get their codes.

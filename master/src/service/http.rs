@@ -88,6 +88,7 @@ pub(super) fn stats(pool: &Pool) -> proto::StatsReply {
             problems: node.problems(),
             left_blocks: node.left_blocks(),
             version: node.version(),
+            media_leave: node.drains() && node.media_leave(),
             segments: node
                 .segments()
                 .iter()

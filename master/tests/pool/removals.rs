@@ -3,7 +3,7 @@
 use crate::support::{Gated, SPACE, commit, item, join, reserve};
 use kvpool_master::Config;
 use kvpool_master::membership::StoreNode;
-use kvpool_master::pool::{Pool, RemoveReport, ReserveOptions};
+use kvpool_master::pool::{Pool, Removal, RemoveReport, ReserveOptions};
 use kvpool_master::store::record::{Record, decode};
 use kvpool_master::store::{LogSeq, MetadataStore};
 use kvpool_types::{Code, Key, KeyRef, Length};
@@ -110,6 +110,18 @@ async fn a_block_that_was_replaced_while_it_was_removed_is_removed() {
     assert!(!is_there(&pool, &key));
 }
 
+/// Waits until the block has left for another one.
+async fn wait_for_eviction(pool: &Arc<Pool>, key: &Key) {
+    let (crowding, other) = (Arc::clone(pool), Key::parse("b").unwrap());
+    let _waits = tokio::spawn(async move { reserve(&crowding, &other, 800 << 10).await });
+    let evicted = async {
+        while is_there(pool, key) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(Duration::from_secs(20), evicted).await.unwrap();
+}
+
 /// A remove that reports a missing block gives the same guarantee as a remove that removes it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_remove_reports_a_missing_block_after_its_eviction_is_durable() {
@@ -118,19 +130,30 @@ async fn a_remove_reports_a_missing_block_after_its_eviction_is_durable() {
     let key = Key::parse("a").unwrap();
     put(&pool, &key, 800 << 10).await.unwrap();
     let shut = store.gate.lock().await;
-    let (crowding, other) = (Arc::clone(&pool), Key::parse("b").unwrap());
-    let _waits = tokio::spawn(async move { reserve(&crowding, &other, 800 << 10).await });
-    let evicted = async {
-        while is_there(&pool, &key) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    timeout(Duration::from_secs(20), evicted).await.unwrap();
+    wait_for_eviction(&pool, &key).await;
     let mut removing = remove(&pool, &key);
     let early = timeout(Duration::from_millis(200), &mut removing).await;
     assert!(early.is_err(), "it was told before: {early:?}");
     drop(shut);
     assert_eq!(removing.await.unwrap().unwrap().codes, [Code::Missing]);
+}
+
+/// The same guarantee for a removal that names no keys.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removal_of_all_blocks_ends_after_earlier_evictions_are_durable() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = pool(directory.path()).await;
+    let key = Key::parse("a").unwrap();
+    put(&pool, &key, 800 << 10).await.unwrap();
+    let shut = store.gate.lock().await;
+    wait_for_eviction(&pool, &key).await;
+    let all = Arc::clone(&pool);
+    let mut removing =
+        tokio::spawn(async move { all.remove_all(&Removal::Everything, true).await });
+    let early = timeout(Duration::from_millis(200), &mut removing).await;
+    assert!(early.is_err(), "it ended before: {early:?}");
+    drop(shut);
+    assert_eq!(removing.await.unwrap().unwrap().removed, 0);
 }
 
 /// The same guarantee for a block that was lost with its node.

@@ -774,6 +774,9 @@ pub struct NodeStats {
     /// of kvpool, as the node registered; empty: unknown
     #[prost(string, tag = "10")]
     pub version: ::prost::alloc::string::String,
+    /// The node drains, and its media do not come back. A master of an earlier version does not tell it.
+    #[prost(bool, tag = "11")]
+    pub media_leave: bool,
 }
 /// A disk, partition or file of a store node.
 #[allow(clippy::all)]

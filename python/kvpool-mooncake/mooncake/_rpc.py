@@ -186,7 +186,8 @@ class RpcInterface:
         return self._send(target_address, said, memoryview(data))
 
     def send_data_async(self, target_address: str, data: Any, loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:
-        """`send_data` as a future of `loop`. The future raises RuntimeError for a failure."""
+        """`send_data` as a future of `loop`. The future raises RuntimeError for a failure: the receiver may have been
+        called."""
         return self._later(loop, self.send_data, target_address, data)
 
     def send_tensor_async(
@@ -201,7 +202,7 @@ class RpcInterface:
         def sent() -> int:
             code = send(*args)
             if code < 0:
-                raise RuntimeError(f"nothing was sent to {args[0]}; the log says why")
+                raise RuntimeError(f"the message to {args[0]} failed; the log says why")
             return code
 
         with self._lock:

@@ -88,6 +88,13 @@ async fn the_blocks_of_an_ssd_that_does_not_come_back_move_with_the_drain() {
     assert_eq!(told["left"], 0, "{told}");
     assert_eq!(told["on_ssd"], 0, "{told}");
     assert!(told["moved"].as_u64() >= Some(only.len() as u64), "{told}");
+    let status = kvctl(&cluster, &["status", "--over", "0s"]).output();
+    let status: Value = serde_json::from_slice(&status.unwrap().stdout).unwrap();
+    let wrong = status["wrong"].to_string();
+    assert!(
+        wrong.contains("node-0 is drained with its SSDs"),
+        "{status}"
+    );
     let after = places(&client, BLOCKS).await;
     for number in &only {
         let at = &after[usize::try_from(*number).unwrap()];

@@ -193,6 +193,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "a_block_that_is_evicted_while_it_is_copied_keeps_its_copy",
     },
     Mechanism {
+        invariant: 2,
+        what: "a removal without keys waits until earlier losses are logged",
+        file: "master/src/pool/remove.rs",
+        on: "self.pass_ended(goes_on).await?;",
+        off: "if goes_on { self.pass_ended(true).await?; }",
+        package: "kvpool-master",
+        test: "a_removal_of_all_blocks_ends_after_earlier_evictions_are_durable",
+    },
+    Mechanism {
         invariant: 8,
         what: "a leaf that gives no room does not keep its ancestors",
         file: "master/src/directory/evict.rs",

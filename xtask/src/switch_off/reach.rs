@@ -18,6 +18,8 @@ const ONE_MEDIUM: &str = "no node of the simulation has two media";
 const EMPTIES: &str = "no operator of the simulation empties the medium of a node";
 const ONE_THREAD: &str = "in one thread nobody looks while it happens";
 const FIRST_COPY: &str = "it matters once in a load, for the records beside the first copy";
+const BY_KEY: &str =
+    "clients of the simulation remove blocks by key, and no namespace that is deleted comes back";
 const TWICE: &str = "another mechanism keeps the rule too, unless two threads meet";
 
 /// By the beginning of the mechanism's file.
@@ -288,6 +290,10 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             // there is in a later group.
             "a standby publishes a block that comes back before the next commit takes its place",
         ],
+    ),
+    (
+        BY_KEY,
+        &["a removal without keys waits until earlier losses are logged"],
     ),
     (
         FIRST_COPY,

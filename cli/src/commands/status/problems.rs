@@ -2,7 +2,7 @@
 
 use crate::stats::percent;
 use crate::{media, output, shares, tokens};
-use kvpool_client::PoolStats;
+use kvpool_client::{NodeStats, PoolStats};
 
 /// Counters that are 0 in a healthy pool, and the meaning of another value.
 const FAULTS: [(&str, &str); 5] = [
@@ -36,27 +36,8 @@ const MUCH_QUARANTINE: f64 = 10.0;
 pub(super) fn of(stats: &PoolStats) -> Vec<String> {
     let mut problems = Vec::new();
     for node in stats.nodes.iter().filter(|node| node.state != "live") {
-        if node.state == "drained" {
-            problems.push(format!(
-                "node {} is drained: a stop loses no block. Keep its disks if it has an SSD and was \
-                 drained without --ssd",
-                node.name
-            ));
-            continue;
-        }
-        let lost = match node.left_blocks {
-            Some(left) if left > 0 => {
-                let left = output::count(left);
-                format!(", and {left} blocks would be lost with it now")
-            }
-            _ => String::new(),
-        };
-        problems.push(format!(
-            "node {} is {}: last heartbeat {:.1} s ago{lost}",
-            node.name,
-            node.state,
-            node.heartbeat_age.as_secs_f64()
-        ));
+        let has_ssd = stats.media.iter().any(|medium| medium.node == node.name);
+        problems.push(unfit(node, node.media_leave && has_ssd));
     }
     problems.extend(media::problems(&stats.media));
     problems.extend(shares::problem(stats));
@@ -77,36 +58,100 @@ pub(super) fn of(stats: &PoolStats) -> Vec<String> {
     problems
 }
 
+/// The problem of a node that is not live. `with_ssds`: it drains with its SSDs.
+fn unfit(node: &NodeStats, with_ssds: bool) -> String {
+    let (name, state) = (&node.name, node.state.as_str());
+    if state == "drained" {
+        return match with_ssds {
+            true => format!(
+                "node {name} is drained with its SSDs: a stop loses no block. Stop it, and run `kvctl ssd detach` for \
+                 each of its SSDs"
+            ),
+            // A master of an earlier version does not tell whether the SSDs leave.
+            false => format!(
+                "node {name} is drained: a stop loses no block. Keep its disks if it has an SSD and was \
+                 drained without --ssd"
+            ),
+        };
+    }
+    let (with, them) = match with_ssds {
+        true => (", and its SSDs leave too", "it and its SSDs"),
+        false => ("", "it"),
+    };
+    let lost = match node.left_blocks {
+        Some(left) if left > 0 => {
+            let left = output::count(left);
+            format!(", and {left} blocks would be lost with {them} now")
+        }
+        _ => String::new(),
+    };
+    format!(
+        "node {name} is {state}{with}: last heartbeat {:.1} s ago{lost}",
+        node.heartbeat_age.as_secs_f64()
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::commands::status::tests::stats;
-    use kvpool_client::NodeStats;
+    use crate::media::tests::medium;
     use kvpool_types::{Incarnation, Length};
     use std::time::Duration;
+
+    fn draining(left_blocks: Option<u64>) -> NodeStats {
+        NodeStats {
+            name: "n".to_owned(),
+            state: "draining".to_owned(),
+            incarnation: Incarnation(1),
+            data_address: String::new(),
+            shm_path: String::new(),
+            heartbeat_age: Duration::ZERO,
+            segments: Vec::new(),
+            problems: Vec::new(),
+            left_blocks,
+            version: String::new(),
+            media_leave: false,
+        }
+    }
 
     /// An operator sees how far a drain is, and what a stop would cost.
     #[test]
     fn a_draining_node_is_reported_with_the_blocks_that_a_stop_would_lose() {
         for (left, is_told) in [(None, false), (Some(0), false), (Some(12), true)] {
             let mut pool = stats(&[]);
-            pool.nodes.push(NodeStats {
-                name: "n".to_owned(),
-                state: "draining".to_owned(),
-                incarnation: Incarnation(1),
-                data_address: String::new(),
-                shm_path: String::new(),
-                heartbeat_age: Duration::ZERO,
-                segments: Vec::new(),
-                problems: Vec::new(),
-                left_blocks: left,
-                version: String::new(),
-            });
+            pool.nodes.push(draining(left));
             let text = of(&pool).remove(0);
-            assert!(text.starts_with("node n is draining"), "{text}");
-            let told = text.contains("12 blocks would be lost");
+            assert!(text.starts_with("node n is draining: last"), "{text}");
+            let told = text.contains("12 blocks would be lost with it now");
             assert_eq!(told, is_told, "{text}");
         }
+    }
+
+    /// An operator keeps the SSDs of a node, or retires them.
+    #[test]
+    fn a_node_says_whether_its_ssds_leave_too() {
+        let mut pool = stats(&[]);
+        let mut node = draining(Some(12));
+        node.media_leave = true;
+        pool.nodes.push(node);
+        // No SSD of the node is known.
+        assert!(!of(&pool)[0].contains("SSDs"), "{:?}", of(&pool));
+        let mut ssd = medium("ready");
+        ssd.node = "n".to_owned();
+        pool.media.push(ssd);
+        let text = of(&pool).remove(0);
+        assert!(text.contains("its SSDs leave too"), "{text}");
+        assert!(
+            text.contains("12 blocks would be lost with it and its SSDs"),
+            "{text}"
+        );
+        pool.nodes[0].state = "drained".to_owned();
+        let text = of(&pool).remove(0);
+        assert!(text.contains("kvctl ssd detach"), "{text}");
+        pool.nodes[0].media_leave = false;
+        let text = of(&pool).remove(0);
+        assert!(text.contains("Keep its disks"), "{text}");
     }
 
     #[test]

@@ -200,6 +200,12 @@ fn a_pool_whose_nodes_all_drain_says_how_to_take_one_back() {
         assert!(alert.message.contains(&undrain), "{}", alert.message);
         assert!(!alert.message.contains("gets fail"), "{}", alert.message);
     }
+    let mut ill = healthy();
+    ill.nodes = vec![node("draining")];
+    ill.nodes[0].stops = true;
+    let message = judged(ill, &Recent::default()).remove(0).message;
+    assert!(message.contains("draining nodes succeed"), "{message}");
+    assert!(!message.contains("undrain"), "{message}");
     let alert = said(&["suspect"]);
     assert!(alert.message.contains("gets fail"), "{}", alert.message);
     assert!(!alert.message.contains("undrain"), "{}", alert.message);
