@@ -366,3 +366,22 @@ impl Leases {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_disk_counts_as_lost_until_the_look_after_it_has_gone() {
+        let leases = Leases::default();
+        let look = || leases.losses.lock().look(false, true);
+        assert!(!look().disk);
+        leases.disk_goes();
+        assert!(look().disk);
+        assert!(look().perhaps);
+        leases.disk_has_gone();
+        assert!(look().disk);
+        let lost = look();
+        assert!(!lost.disk && !lost.perhaps && lost.at.is_some());
+    }
+}
