@@ -7,7 +7,7 @@ use crate::dice::{Dice, Stream};
 use crate::life::Life;
 use crate::load::{Task, connect};
 use crate::net::NodePort;
-use crate::plan::{Departs, DiskFault, Process, Tenant, tenant_name};
+use crate::plan::{Departs, DiskFault, Plan, Process, Tenant, tenant_name};
 use kvpool_master::pool::Pool;
 use kvpool_types::{Incarnation, NodeName, Setting, Version};
 use std::collections::BTreeSet;
@@ -88,12 +88,7 @@ impl World {
         if plan.departs == Some(Departs::WithoutRoom) && plan.nodes > 1 {
             return Box::pin(self.a_node_leaves_full_memory(&dice)).await;
         }
-        let share = match plan.disk_bytes {
-            _ if plan.departs.is_some() => 1_000,
-            RING.. => 700,
-            _ => 400,
-        };
-        if plan.nodes < 2 && !plan.has_disks() || !dice.chance(share) {
+        if !draws_departure(plan, &dice) {
             return Ok(());
         }
         let pool = checks::at_rest(self, Duration::ZERO).await?;
@@ -114,28 +109,8 @@ impl World {
                 before.len()
             ),
         );
-        if plan.has_disks() && plan.disk_bytes < RING {
-            // What the node writes takes the zones of older copies.
-            self.left_early.store(true, Ordering::Release);
-        }
-        let first_reader = self.hinder(number, hindrance).await;
-        if hindrance == Hindrance::OrderIsLate {
-            self.order_without_a_session(number, &port).await?;
-        }
-        port.node.drain();
-        if hindrance == Hindrance::AttachmentIsLate {
-            self.attach_in_silence(number).await;
-        }
-        let ssd = self.ssds.get(number);
-        ssd.into_iter().for_each(|ssd| ssd.ledger.drain());
-        let reader = spawn_local(Arc::clone(self).read_all());
-        let until = Instant::now() + PATIENCE;
-        let saved = loop {
-            match port.node.saved() {
-                None if Instant::now() < until => sleep(CHECK).await,
-                saved => break saved,
-            }
-        };
+        let readers = self.begin_departure(number, &port, hindrance).await?;
+        let saved = Self::word_to(&port, PATIENCE).await;
         self.judge_word(number, &port);
         match saved {
             Some(0) => {
@@ -154,22 +129,43 @@ impl World {
         self.node_is_lost();
         Arc::clone(self).leave(port, number, Duration::ZERO).await;
         // What a late reader has loaded would be new to the next leader.
-        for reader in first_reader.into_iter().chain([reader]) {
+        for reader in readers {
             let _ended = reader.await;
         }
         let pool = checks::at_rest(self, Duration::ZERO).await?;
-        let copies = pool.stored_copies().into_iter();
-        let all = pool.stored_blocks().into_iter().chain(copies);
-        let after: BTreeSet<Version> = all.map(|block| block.version).collect();
         // The next leader may make room in a full memory.
         let is_judged = must_save && hindrance != Hindrance::AttachmentIsLate;
-        let mut lost = before.difference(&after).filter(|_| is_judged);
-        match lost.next() {
+        match first_lost(&pool, &before).filter(|_| is_judged) {
             Some(lost) => Err(format!(
                 "n{number} has left the pool at rest in order, and version {lost} is lost: {hindrance:?}"
             )),
             None => Ok(()),
         }
+    }
+
+    /// The node begins to stop. Returns the readers that read meanwhile.
+    async fn begin_departure(
+        self: &Arc<Self>,
+        number: usize,
+        port: &NodePort,
+        hindrance: Hindrance,
+    ) -> Result<Vec<JoinHandle<()>>, String> {
+        if self.plan.has_disks() && self.plan.disk_bytes < RING {
+            // What the node writes takes the zones of older copies.
+            self.left_early.store(true, Ordering::Release);
+        }
+        let first_reader = self.hinder(number, hindrance).await;
+        if hindrance == Hindrance::OrderIsLate {
+            self.order_without_a_session(number, port).await?;
+        }
+        port.node.drain();
+        if hindrance == Hindrance::AttachmentIsLate {
+            self.attach_in_silence(number).await;
+        }
+        let ssd = self.ssds.get(number);
+        ssd.into_iter().for_each(|ssd| ssd.ledger.drain());
+        let reader = spawn_local(Arc::clone(self).read_all());
+        Ok(first_reader.into_iter().chain([reader]).collect())
     }
 
     /// Whether every block of the node has a place to go. A disk with many zones takes all of them. Without one, a
@@ -317,6 +313,24 @@ impl World {
             task.get_all().await;
         }
     }
+}
+
+/// Whether a node leaves at rest. This takes time, so it does not in all histories.
+fn draws_departure(plan: &Plan, dice: &Dice) -> bool {
+    let share = match plan.disk_bytes {
+        _ if plan.departs.is_some() => 1_000,
+        RING.. => 700,
+        _ => 400,
+    };
+    (plan.nodes > 1 || plan.has_disks()) && dice.chance(share)
+}
+
+/// The first of these blocks that is neither in memory nor on a disk.
+fn first_lost(pool: &Pool, before: &BTreeSet<Version>) -> Option<Version> {
+    let copies = pool.stored_copies().into_iter();
+    let all = pool.stored_blocks().into_iter().chain(copies);
+    let after: BTreeSet<Version> = all.map(|block| block.version).collect();
+    before.difference(&after).next().copied()
 }
 
 /// The blocks with a replica in the memory of a node.

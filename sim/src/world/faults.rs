@@ -332,13 +332,7 @@ impl World {
             .for_each(|ssd| ssd.ledger.drain());
         let is_quiet = self.plan.keeps_all && self.plan.losses().next().is_none();
         let patience = if is_quiet { QUIET_DRAINING } else { DRAINING };
-        let until = Instant::now() + patience;
-        let saved = loop {
-            match port.node.saved() {
-                None if Instant::now() < until && !port.life.is_over() => sleep(CHECK).await,
-                saved => break saved,
-            }
-        };
+        let saved = Self::word_to(&port, patience).await;
         if port.life.is_over() {
             return;
         }
@@ -370,6 +364,17 @@ impl World {
             self.node_is_lost();
         }
         self.leave(port, number, down).await;
+    }
+
+    /// Waits for so long at most, until a node that stops has heard how many blocks leave with it.
+    pub(super) async fn word_to(port: &NodePort, patience: Duration) -> Option<u64> {
+        let until = Instant::now() + patience;
+        loop {
+            match port.node.saved() {
+                None if Instant::now() < until && !port.life.is_over() => sleep(CHECK).await,
+                saved => return saved,
+            }
+        }
     }
 
     /// A node that stops takes no word of its leader from before the leader heard of the stop.

@@ -1,7 +1,7 @@
 //! A node leaves a pool at rest whose memory is full, and leases keep all blocks there. The blocks that it got last
 //! wait until the leases end, and then move. Older blocks of the other node are evicted for them.
 
-use super::{CHECK, World};
+use super::World;
 use crate::checks::{self, is_on};
 use crate::dice::Dice;
 use crate::history::bytes_of;
@@ -14,8 +14,8 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tokio::task::spawn_local;
-use tokio::time::{Instant, sleep};
+use tokio::task::{JoinHandle, spawn_local};
+use tokio::time::sleep;
 
 /// The namespace of the blocks.
 const FILLING: &str = "filling";
@@ -95,21 +95,10 @@ impl World {
         let newer = client.match_prefix(&latest).await.map_err(refused)?;
         port.node.drain();
         sleep(ASKED).await;
-        let late = is_full.then(|| {
-            self.disk.fill(FULL);
-            // The leader notices it at the next record.
-            let world = Arc::clone(self);
-            spawn_local(async move {
-                let settings = NamespaceSettings::default();
-                world.set_up("late", &settings).await
-            })
-        });
+        let late = is_full.then(|| self.fill_store());
         sleep(LEASED).await;
         drop((older, newer));
-        let until = Instant::now() + PATIENCE;
-        while port.node.saved().is_none() && Instant::now() < until {
-            sleep(CHECK).await;
-        }
+        Self::word_to(&port, PATIENCE).await;
         self.judge_word(number, &port);
         let lost = self.only_on(node, &filling);
         self.left_early.store(true, Ordering::Release);
@@ -127,6 +116,16 @@ impl World {
             )),
             None => Ok(()),
         }
+    }
+
+    /// The store is full for a while. The leader notices it at the next record, which is of a new namespace.
+    fn fill_store(self: &Arc<Self>) -> JoinHandle<Result<(), String>> {
+        self.disk.fill(FULL);
+        let world = Arc::clone(self);
+        spawn_local(async move {
+            let settings = NamespaceSettings::default();
+            world.set_up("late", &settings).await
+        })
     }
 
     /// The first of the latest blocks without a replica on another node.
