@@ -57,7 +57,7 @@ impl Plan {
     }
 }
 
-/// No disk has more copies written than its budget allows. That is what collects in the time and a quarter of a zone.
+/// No disk has more copies written than its budget allows. That is what collects in the time and half of a zone.
 /// For each term, and for each life of its node, it is a block more.
 pub(crate) fn is_kept(world: &World, terms: u64) -> Result<(), String> {
     let plan = &world.plan;
@@ -76,7 +76,7 @@ pub(crate) fn is_kept(world: &World, terms: u64) -> Result<(), String> {
     for (node, ssd) in world.ssds.iter().enumerate() {
         let written = ssd.ledger.0.lock();
         let most = collected
-            .saturating_add(ZONE / 4)
+            .saturating_add(ZONE / 2)
             .saturating_add((terms + written.lives) * block);
         if written.bytes > most {
             return Err(format!(

@@ -1,7 +1,7 @@
 //! Admission: which blocks a medium takes when its writes have a budget.
 //!
 //! A flash device wears with each write, so a medium may have a budget of bytes per day. Unused budget
-//! accumulates up to a quarter of a zone. While at least half of that is left, every block is admitted. Below
+//! accumulates up to half of a zone. While at least half of that is left, every block is admitted. Below
 //! half, a block is admitted if its parent has a copy or was admitted, because a chain is read from its start.
 //! Below a quarter, only two kinds of blocks are admitted: hard-pinned blocks, and blocks that were put again
 //! after the pool had lost them. The latter are used more than once. Random admission would break chains and
@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const DAY: f64 = 24.0 * 3600.0;
 /// The share of a zone up to which unused budget accumulates. Any further unused budget is lost.
-const COLLECTED: f64 = 0.25;
+const COLLECTED: f64 = 0.5;
 /// The number of keys in each of two generations. A key takes 16 bytes.
 const GENERATION: usize = 1 << 20;
 
