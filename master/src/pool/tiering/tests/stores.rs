@@ -388,8 +388,8 @@ async fn a_pinned_block_is_admitted_while_any_budget_is_left() {
     admission.set_budget(&medium, u64::MAX, pool.now());
     tokio::time::sleep(Duration::from_millis(5)).await;
     admission.set_budget(&medium, 1, pool.now());
-    // Of a budget of 64 KiB, 8 KiB are left.
-    admission.wrote(medium.id, Length((56 << 10) - 4096));
+    // Of a budget of 128 KiB, 8 KiB are left.
+    admission.wrote(medium.id, Length((120 << 10) - 4096));
     for is_pinned in [true, false] {
         let waiting = Waiting {
             block: BlockId(0),
