@@ -467,8 +467,12 @@ async fn a_store_of_a_drain_that_failed_is_tried_once_more() {
     let directory = tempfile::tempdir().unwrap();
     let (pool, _store) = pool(directory.path(), lru()).await;
     let (node, disk) = twenty_blocks(&pool).await;
+    // The disk refuses three blocks once each: it answers when all stores are ordered.
+    disk.is_stalled.store(true, Ordering::SeqCst);
     disk.refuses_next.store(3, Ordering::SeqCst);
     pool.draining(&node.node, false);
+    until("ordered", || disk.ordered.lock().len() == 20).await;
+    disk.is_stalled.store(false, Ordering::SeqCst);
     until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
     assert_eq!(disk.left.load(Ordering::SeqCst), 0);
 }
