@@ -112,10 +112,8 @@ impl World {
                 before.len()
             ),
         );
-        let readers = self.begin_departure(number, &port, hindrance).await?;
-        if matches!(hindrance, Hindrance::SessionBreaks | Hindrance::DiskStalls) {
-            self.drop_evicted(node, &mut before).await;
-        }
+        let begun = self.begin_departure(number, &port, hindrance, &mut before);
+        let readers = begun.await?;
         let saved = Self::word_to(&port, PATIENCE).await;
         self.judge_word(number, &port);
         match saved {
@@ -149,12 +147,13 @@ impl World {
         }
     }
 
-    /// The node begins to stop. Returns the readers that read meanwhile.
+    /// The node begins to stop. Returns the readers that read meanwhile. `blocks` loses those that have left before.
     async fn begin_departure(
         self: &Arc<Self>,
         number: usize,
         port: &NodePort,
         hindrance: Hindrance,
+        blocks: &mut BTreeSet<Version>,
     ) -> Result<Vec<JoinHandle<()>>, String> {
         if self.plan.has_disks() && self.plan.disk_bytes < RING {
             // What the node writes takes the zones of older copies.
@@ -171,19 +170,22 @@ impl World {
         let ssd = self.ssds.get(number);
         ssd.into_iter().for_each(|ssd| ssd.ledger.drain());
         let reader = spawn_local(Arc::clone(self).read_all());
+        if matches!(hindrance, Hindrance::SessionBreaks | Hindrance::DiskStalls) {
+            self.drop_evicted(port.node.incarnation(), blocks).await;
+        }
         Ok(first_reader.into_iter().chain([reader]).collect())
     }
 
-    /// Takes those out of the versions that were evicted before the leader heard of the drain. Reads from a disk make
-    /// room in memory.
-    async fn drop_evicted(&self, node: Incarnation, versions: &mut BTreeSet<Version>) {
+    /// Takes those out of `blocks` that were evicted before the leader heard of the drain. Reads from a disk make room
+    /// in memory.
+    async fn drop_evicted(&self, node: Incarnation, blocks: &mut BTreeSet<Version>) {
         let until = Instant::now() + PATIENCE;
         while Instant::now() < until {
             let heard = checks::leading(self).into_iter().map(|(_, pool)| pool);
             let mut heard = heard.filter(|pool| drains::drains(pool, node));
             if let Some(pool) = heard.next() {
                 let there = all_versions(&pool);
-                return versions.retain(|version| there.contains(version));
+                return blocks.retain(|version| there.contains(version));
             }
             sleep(MOMENT).await;
         }
