@@ -259,10 +259,11 @@ impl StoreNode {
         changed.is_ok()
     }
 
-    /// As [`StoreNode::begin_drain`].
+    /// As [`StoreNode::begin_drain`], when the node has reported the drain.
     #[cfg(test)]
     pub(crate) fn drain(&self) {
-        let _no_cancellation = self.cancellations.lock();
+        let mut cancellations = self.cancellations.lock();
+        cancellations.is_reported = true;
         self.begin_drain();
     }
 
@@ -294,6 +295,7 @@ impl StoreNode {
         }
         // A report of an earlier session may come late.
         cancellations.reported = cancellations.reported.max(report.number);
+        cancellations.is_reported = true;
         // The node asks again in each session, since an earlier session may have lost the answer.
         self.await_word(true);
         self.begin_drain();
@@ -311,6 +313,7 @@ impl StoreNode {
             return open.map_or(UndrainOutcome::Before, |_| UndrainOutcome::Unconfirmed);
         }
         cancellations.made += 1;
+        cancellations.is_reported = false;
         self.leaves.store(false, Ordering::Release);
         self.media_leave.store(false, Ordering::Release);
         self.is_told_to_leave.store(false, Ordering::Release);
@@ -458,9 +461,13 @@ impl StoreNode {
     }
 
     /// Tells the node that no block of it waits any more, and how many blocks leave with it. Sends nothing if this
-    /// drain was cancelled: a node that stops since would take the message for its own.
+    /// drain was cancelled, or if the node has not reported it: a node that stops since would take the message for the
+    /// answer to its stop.
     pub(crate) fn tell_left(&self, drain: u64, left: u64) {
         let cancellations = self.cancellations.lock();
+        if !cancellations.is_reported {
+            return;
+        }
         if cancellations.made == drain && self.drains() {
             self.await_word(false);
             let answers = cancellations.reported;

@@ -2,7 +2,6 @@
 //! lost their other replicas, since an earlier answer. So a node that stops waits for the answer to its stop.
 
 use crate::life::Life;
-use crate::words::Words;
 use kvpool_proto::{self as proto, master_message, node_message};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,13 +9,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The nodes that got an answer from a leader that had heard of their stop.
 #[derive(Debug, Default)]
 pub(crate) struct Answers(Mutex<Vec<Life>>);
-
-/// What a node and its leader have said in one session about the end of the node.
-#[derive(Debug, Default)]
-pub(crate) struct Session {
-    pub(crate) words: Words,
-    pub(crate) stop: Stop,
-}
 
 /// Whether the leader of one session has heard that the node stops.
 #[derive(Debug, Default)]
@@ -37,6 +29,16 @@ impl Stop {
         let is_word = matches!(&message.body, Some(master_message::Body::Demoted(_)));
         is_word && self.0.load(Ordering::Acquire)
     }
+}
+
+/// What is wrong with a message of a leader: each answer names a report of the node. A node takes an answer that names
+/// none for the answer to its stop.
+pub(crate) fn names_no_report(message: &proto::MasterMessage) -> Option<String> {
+    let Some(master_message::Body::Demoted(word)) = &message.body else {
+        return None;
+    };
+    let is_wrong = word.answers == 0;
+    is_wrong.then(|| "an answer to a node that drains names no report of the node".to_owned())
 }
 
 impl Answers {
@@ -65,14 +67,23 @@ mod tests {
         }
     }
 
-    #[test]
-    fn an_answer_to_an_operators_order_is_none_to_the_stop() {
-        let word = |answers| proto::MasterMessage {
+    fn word(answers: u64) -> proto::MasterMessage {
+        proto::MasterMessage {
             body: Some(master_message::Body::Demoted(proto::Demoted {
                 left: 0,
                 answers,
             })),
-        };
+        }
+    }
+
+    #[test]
+    fn an_answer_names_a_report() {
+        assert_eq!(names_no_report(&word(3)), None);
+        assert!(names_no_report(&word(0)).is_some());
+    }
+
+    #[test]
+    fn an_answer_to_an_operators_order_is_none_to_the_stop() {
         let stop = Stop::default();
         assert!(!stop.is_answered_by(&word(0)), "it names no report");
         stop.hears(&report(true));

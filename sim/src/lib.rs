@@ -57,7 +57,6 @@ mod successor;
 mod tenants;
 mod trace;
 mod whole;
-mod words;
 mod world;
 mod written;
 

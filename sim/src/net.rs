@@ -1,7 +1,7 @@
 //! The network between the processes: it delays, reorders, repeats and loses messages, and is cut.
 
 use crate::ambush::Ambushes;
-use crate::answers::{Answers, Session};
+use crate::answers::{self, Answers, Stop};
 use crate::dice::{Dice, Stream};
 use crate::life::Life;
 use crate::media::{DiskRead, Media};
@@ -520,17 +520,17 @@ impl Net {
             .nodes
             .session_over(Box::pin(ReceiverStream::new(at_master)));
         let lives = [life, port.life.clone()];
-        let session = Arc::new(Session::default());
+        let stop = Arc::new(Stop::default());
         let up = Arc::clone(&self).pump(
             from,
             to,
             outgoing.into_inner(),
             to_master,
             lives.clone(),
-            Arc::clone(&session),
+            Arc::clone(&stop),
         );
         tokio::spawn(up);
-        tokio::spawn(self.pump_down(to, from, answers, to_node, lives, session));
+        tokio::spawn(self.pump_down(to, from, answers, to_node, lives, stop));
         Ok(Box::pin(ReceiverStream::new(at_node)))
     }
 
@@ -541,11 +541,10 @@ impl Net {
         mut messages: mpsc::Receiver<proto::NodeMessage>,
         inbox: mpsc::Sender<Result<proto::NodeMessage, Status>>,
         [one, other]: [Life; 2],
-        session: Arc<Session>,
+        stop: Arc<Stop>,
     ) {
         let pump = async {
             while let Some(message) = messages.recv().await {
-                session.words.hear(&message);
                 if let (Process::Node(node), Some(Body::Register(seen))) = (from, &message.body) {
                     self.registrations.lock().insert(node, seen.clone());
                 }
@@ -559,7 +558,7 @@ impl Net {
                 if !self.carry(from, to).await {
                     return;
                 }
-                session.stop.hears(&message);
+                stop.hears(&message);
                 if inbox.send(Ok(message)).await.is_err() {
                     return;
                 }
@@ -586,15 +585,15 @@ impl Net {
         mut messages: mpsc::UnboundedReceiver<Result<proto::MasterMessage, Status>>,
         inbox: mpsc::Sender<Result<proto::MasterMessage, Status>>,
         [node_life, master_life]: [Life; 2],
-        session: Arc<Session>,
+        stop: Arc<Stop>,
     ) {
         let pump = async {
             while let Some(message) = messages.recv().await {
                 let answers_stop = message
                     .as_ref()
-                    .is_ok_and(|message| session.stop.is_answered_by(message));
+                    .is_ok_and(|message| stop.is_answered_by(message));
                 if let Ok(message) = &message {
-                    let wrong = session.words.say(message);
+                    let wrong = answers::names_no_report(message);
                     self.violations.lock().extend(wrong);
                     if let (Process::Master(master), Process::Node(node)) = (from, to) {
                         let pool = || self.pool_of(master);

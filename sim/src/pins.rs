@@ -10,7 +10,7 @@ use crate::world::World;
 use kvpool_client::Remove;
 use kvpool_master::pool::Pool;
 use kvpool_master::replica::Replica;
-use kvpool_types::{Extent, Offset, SegmentId, Setting, Version};
+use kvpool_types::{Extent, Incarnation, Offset, SegmentId, Setting, Version};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -42,6 +42,8 @@ pub(crate) struct Pins {
     /// The blocks with a byte that became wrong on its way.
     damaged: BTreeSet<Version>,
     at: Option<Instant>,
+    /// The nodes of the segments in memory at the last look.
+    nodes: BTreeMap<SegmentId, Incarnation>,
     /// The term of the last look.
     epoch: u64,
     /// How many nodes had been lost by then.
@@ -231,6 +233,8 @@ impl Pins {
         if is_same_term && !is_deleted && !world.has_just_lost() {
             self.copies_stay(plan, pool, &before)?;
         }
+        let nodes = segments.iter().map(|one| (one.id, one.node.incarnation));
+        let took_over = self.note_nodes(nodes.collect());
         let losses = world.losses.load(Ordering::Acquire);
         let lost_none = std::mem::replace(&mut self.losses, losses) == losses;
         // A node that stayed for a moment took the block over, and was lost.
@@ -244,7 +248,7 @@ impl Pins {
             };
             let now = self.seen.get(&key).map(|now| now.version);
             let stays = stays || is_judged && !seen.stays && has_copy(&seen);
-            let has_left = stays && now != Some(seen.version);
+            let has_left = stays && now != Some(seen.version) && !took_over(&seen);
             (has_left && !self.damaged.contains(&seen.version)).then_some(Unpinned {
                 key,
                 version: seen.version,
@@ -252,6 +256,22 @@ impl Pins {
             })
         });
         Ok(left.collect())
+    }
+
+    /// Returns whether a node that did not have a block has left since the last look. It may have taken the block over
+    /// from the memory of another one.
+    fn note_nodes(
+        &mut self,
+        now: BTreeMap<SegmentId, Incarnation>,
+    ) -> impl Fn(&Seen) -> bool + use<> {
+        let stays: BTreeSet<Incarnation> = now.values().copied().collect();
+        let before = std::mem::replace(&mut self.nodes, now);
+        move |seen| {
+            let had: BTreeSet<_> = seen.memory.iter().filter_map(|id| before.get(id)).collect();
+            let mut nodes = before.values();
+            let has_left = |node: &Incarnation| !stays.contains(node) && !had.contains(node);
+            !seen.memory.is_empty() && nodes.any(has_left)
+        }
     }
 
     /// A copy of a pinned block leaves its zone for memory alone. That memory can be read, and its node stays.

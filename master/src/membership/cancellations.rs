@@ -20,6 +20,8 @@ pub(super) struct Cancellations {
     /// The highest number of a report that the node drains. Each answer to the node names it: a node that stops
     /// waits for the answer to its stop.
     pub(super) reported: u64,
+    /// Whether the node has reported the drain that it is in.
+    pub(super) is_reported: bool,
 }
 
 impl Cancellations {

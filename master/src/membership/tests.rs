@@ -134,6 +134,35 @@ fn the_word_to_a_node_names_the_report_that_it_answers() {
     assert_eq!(answered(&node), 3);
 }
 
+/// A medium is attached while the order is on its way, or the node stops just then.
+#[test]
+fn a_node_that_has_not_reported_its_drain_gets_no_word_of_it() {
+    let key = GrantKey([1; 32]);
+    let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
+    let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
+    let session = node.attach(Address::default(), outbox, BootInstant(0));
+    let report = |session, number| DrainReport {
+        session,
+        moves: true,
+        number,
+    };
+    node.tell_left(node.leave(None), 0);
+    assert!(inbox.try_recv().is_err());
+    assert!(node.says_it_drains(report(Some(session), 1)));
+    node.tell_left(node.current_drain().unwrap(), 0);
+    assert!(inbox.try_recv().is_ok());
+    assert_eq!(node.undrain(), UndrainOutcome::Now);
+    assert!(inbox.try_recv().is_ok(), "the cancellation");
+    node.tell_left(node.leave(None), 0);
+    assert!(
+        inbox.try_recv().is_err(),
+        "the report was of the drain before"
+    );
+    assert!(node.says_it_drains(report(None, 2)));
+    node.tell_left(node.current_drain().unwrap(), 0);
+    assert!(inbox.try_recv().is_ok());
+}
+
 /// The leader's order may be on its way before the leader has heard the report.
 #[test]
 fn a_report_that_media_leave_counts_for_the_drain_of_now_and_stays_with_the_node() {

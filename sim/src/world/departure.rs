@@ -4,6 +4,7 @@ use super::{CHECK, World};
 use crate::checks::{self, RING, is_on};
 use crate::copies::is_right;
 use crate::dice::{Dice, Stream};
+use crate::drains;
 use crate::life::Life;
 use crate::load::{Task, connect};
 use crate::net::NodePort;
@@ -27,6 +28,8 @@ const CUT: Duration = Duration::from_millis(900);
 const CUT_FOR_LONG: Duration = Duration::from_secs(8);
 /// How long a node takes for its next session, and to hear what its master says there.
 const HEARD: Duration = Duration::from_secs(6);
+/// How often the leader is asked whether it has heard of the drain.
+const MOMENT: Duration = Duration::from_millis(3);
 /// How long an order takes at most in a pool at rest.
 const ORDERED: Duration = Duration::from_secs(1);
 /// How long the disk answers nothing, and how long before the drain that begins. A medium is slow after 1.5 s. It is
@@ -99,7 +102,7 @@ impl World {
         let node = port.node.incarnation();
         let hindrance = Hindrance::drawn(&dice, plan.departs, plan.has_disks());
         let must_save = self.has_room_for_all_of(&pool, number, node, hindrance);
-        let before = versions_on(&pool, node);
+        let mut before = versions_on(&pool, node);
         drop(pool);
         self.trace.note(
             "----",
@@ -109,7 +112,8 @@ impl World {
                 before.len()
             ),
         );
-        let readers = self.begin_departure(number, &port, hindrance).await?;
+        let begun = self.begin_departure(number, &port, hindrance, &mut before);
+        let readers = begun.await?;
         let saved = Self::word_to(&port, PATIENCE).await;
         self.judge_word(number, &port);
         match saved {
@@ -143,12 +147,13 @@ impl World {
         }
     }
 
-    /// The node begins to stop. Returns the readers that read meanwhile.
+    /// The node begins to stop. Returns the readers that read meanwhile. `blocks` loses those that have left before.
     async fn begin_departure(
         self: &Arc<Self>,
         number: usize,
         port: &NodePort,
         hindrance: Hindrance,
+        blocks: &mut BTreeSet<Version>,
     ) -> Result<Vec<JoinHandle<()>>, String> {
         if self.plan.has_disks() && self.plan.disk_bytes < RING {
             // What the node writes takes the zones of older copies.
@@ -165,7 +170,25 @@ impl World {
         let ssd = self.ssds.get(number);
         ssd.into_iter().for_each(|ssd| ssd.ledger.drain());
         let reader = spawn_local(Arc::clone(self).read_all());
+        if matches!(hindrance, Hindrance::SessionBreaks | Hindrance::DiskStalls) {
+            self.drop_evicted(port.node.incarnation(), blocks).await;
+        }
         Ok(first_reader.into_iter().chain([reader]).collect())
+    }
+
+    /// Takes those out of `blocks` that were evicted before the leader heard of the drain. Reads from a disk make room
+    /// in memory.
+    async fn drop_evicted(&self, node: Incarnation, blocks: &mut BTreeSet<Version>) {
+        let until = Instant::now() + PATIENCE;
+        while Instant::now() < until {
+            let heard = checks::leading(self).into_iter().map(|(_, pool)| pool);
+            let mut heard = heard.filter(|pool| drains::drains(pool, node));
+            if let Some(pool) = heard.next() {
+                let there = all_versions(&pool);
+                return blocks.retain(|version| there.contains(version));
+            }
+            sleep(MOMENT).await;
+        }
     }
 
     /// Whether every block of the node has a place to go. A disk with many zones takes all of them. Without one, a
@@ -282,6 +305,12 @@ impl World {
         let until = healed + HEARD;
         while !port.node.drains() {
             if Instant::now() >= until {
+                // Only the leader of the order knows it until the node has heard it. A leader that hears neither
+                // nodes nor clients gives way to one that nodes ask.
+                let leading = checks::leading(self);
+                if leading.iter().all(|(_, now)| now.epoch != pool.epoch) {
+                    return Ok(());
+                }
                 return Err(format!(
                     "n{number} was taken out of service without a session, and does not know it after the next began"
                 ));
@@ -327,10 +356,14 @@ fn draws_departure(plan: &Plan, dice: &Dice) -> bool {
 
 /// The first of these blocks that is neither in memory nor on a disk.
 fn first_lost(pool: &Pool, before: &BTreeSet<Version>) -> Option<Version> {
+    before.difference(&all_versions(pool)).next().copied()
+}
+
+/// The blocks in memory and on disks.
+fn all_versions(pool: &Pool) -> BTreeSet<Version> {
     let copies = pool.stored_copies().into_iter();
     let all = pool.stored_blocks().into_iter().chain(copies);
-    let after: BTreeSet<Version> = all.map(|block| block.version).collect();
-    before.difference(&after).next().copied()
+    all.map(|block| block.version).collect()
 }
 
 /// The blocks with a replica in the memory of a node.

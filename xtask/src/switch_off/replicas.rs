@@ -622,6 +622,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 5,
+        what: "a node that has not reported its drain gets no word of it",
+        file: "master/src/membership.rs",
+        on: "        if !cancellations.is_reported {",
+        off: "        if false && !cancellations.is_reported {",
+        package: "kvpool-master",
+        test: "a_node_that_has_not_reported_its_drain_gets_no_word_of_it",
+    },
+    Mechanism {
+        invariant: 5,
         what: "the word to a node names the report that it answers",
         file: "master/src/membership.rs",
         on: "cancellations.reported.max(report.number);",
