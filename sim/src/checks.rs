@@ -88,8 +88,8 @@ fn of_a_leader(world: &World, number: usize, pool: &Pool) -> Result<(), String> 
     ids_name_one_segment(world, number, pool)?;
     keys_have_one_version(sight)?;
     removed::stay_away(world, sight)?;
-    // A block that comes back from a disk has left its chain, and one with a wrong byte is dropped. Eviction by use knows
-    // no chains.
+    // A block that comes back from a disk has left its chain, and one with a wrong byte is dropped. Eviction by use
+    // knows no chains.
     let plan = &world.plan;
     if plan.noise.flipped_writes == 0 && !plan.has_disks() && !plan.evicts_by_use {
         parents_stay(world, sight)?;

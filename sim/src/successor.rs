@@ -242,8 +242,8 @@ fn one_reads_anew(
     Ok(())
 }
 
-/// While records are on their way to the log, a standby is loaded now and then. It gives nothing away, and its copies are
-/// written.
+/// While records are on their way to the log, a standby is loaded now and then. It gives nothing away, and its copies
+/// are written.
 fn one_loads_meanwhile(
     world: &World,
     sight: &Sight<'_>,

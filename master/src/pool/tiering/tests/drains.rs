@@ -46,7 +46,10 @@ async fn zones_of_an_earlier_term_are_not_taken_for_zones_of_a_drain() {
         demotions.nodes[&node.incarnation].drains.unwrap()
     };
     assert!(medium.oldest_sealed() < since);
-    assert!(pool.directory.next_tick() >= since, "zones of the drain are");
+    assert!(
+        pool.directory.next_tick() >= since,
+        "zones of the drain are"
+    );
     pool.retire().await;
 }
 
