@@ -192,22 +192,26 @@ impl Leases {
         }));
     }
 
-    /// A reader's lease on a key goes on under another token.
+    /// A reader's lease on a key goes on under another token. A reader may have several leases with one token, which
+    /// its leader gave in the same millisecond. Each of them is renewed by itself.
     pub(crate) fn renew(&self, before: u64, given: Given, key: &Key) {
         let mut all = self.all.lock();
         let is_it = |held: &&mut Held| {
             held.reader == given.reader && held.token == before && held.key == *key
         };
-        for held in all.iter_mut().filter(is_it) {
-            held.token = given.token;
-            held.until = given.until;
-            if held.is_excused && held.epoch == given.epoch {
-                // The leader has said that it knows the lease, so it counts as a new one.
-                held.asked = given.asked;
-                held.given = Instant::now();
-                held.known = None;
-                held.is_excused = false;
-            }
+        let alike = all.iter_mut().filter(is_it);
+        // The renewal does not say which of them it is. What stays is judged for the least time, or not at all.
+        let Some(held) = alike.max_by_key(|held| (!held.is_excused, held.until)) else {
+            return;
+        };
+        held.token = given.token;
+        held.until = given.until;
+        if held.is_excused && held.epoch == given.epoch {
+            // The leader has said that it knows the lease, so it counts as a new one.
+            held.asked = given.asked;
+            held.given = Instant::now();
+            held.known = None;
+            held.is_excused = false;
         }
     }
 
@@ -383,5 +387,29 @@ mod tests {
         assert!(look().disk);
         let lost = look();
         assert!(!lost.disk && !lost.perhaps && lost.at.is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_is_of_one_lease_where_two_have_one_token() {
+        let (leases, key) = (Leases::default(), Key::parse("key-1").unwrap());
+        let given = |token| Given {
+            reader: Process::Client(0),
+            token,
+            epoch: 1,
+            asked: Instant::now(),
+            until: Instant::now() + Duration::from_secs(token),
+        };
+        let tokens = || -> BTreeSet<u64> {
+            let all = leases.all.lock();
+            all.iter().map(|held| held.token).collect()
+        };
+        leases.begin(given(7), [(key.clone(), None)]);
+        leases.begin(given(7), [(key.clone(), None)]);
+        leases.renew(7, given(8), &key);
+        assert_eq!(tokens(), BTreeSet::from([7, 8]));
+        leases.renew(7, given(9), &key);
+        assert_eq!(tokens(), BTreeSet::from([8, 9]));
+        leases.end(|_, _, token| token == 9);
+        assert_eq!(tokens(), BTreeSet::from([8]));
     }
 }

@@ -730,7 +730,8 @@ impl Task {
         }
         if !is_there {
             let what = format!("{} {call}: key {key} is absent", self.who);
-            self.load.whole.lock().missed(begun, key, what);
+            let mut whole = self.load.whole.lock();
+            whole.missed(self.who, begun, key, what);
         }
     }
 

@@ -10,6 +10,7 @@ use crate::plan::{Noise, Plan, Process};
 use crate::promises::Promises;
 use crate::spans::Spans;
 use crate::trace::Trace;
+use crate::whole::Terms;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use kvpool_client::simulation::Unanswered;
@@ -87,6 +88,8 @@ pub(crate) struct Net {
     pub(crate) media: Media,
     /// What masters promised to readers.
     pub(crate) promises: Promises,
+    /// The terms of the answers that readers got.
+    pub(crate) terms: Terms,
     /// The answers to nodes that stop.
     pub(crate) answers: Answers,
     pub(crate) violations: Mutex<Vec<String>>,
@@ -171,6 +174,7 @@ impl Net {
             reads_are_right: plan.reads_are_right(),
             has_signed_reads: plan.has_signed_reads,
             promises: Promises::default(),
+            terms: Terms::default(),
             answers: Answers::default(),
             locations: Mutex::default(),
             reads: Mutex::default(),
@@ -474,6 +478,7 @@ impl Net {
         }
         life.check().await;
         if let Ok(reply) = &reply {
+            self.terms.answered(from, method, reply);
             let promises = &self.promises;
             match method {
                 "Lookup" => {

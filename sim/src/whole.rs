@@ -1,10 +1,15 @@
 //! Where nothing takes blocks and all nodes are there, nobody misses a block in memory.
 
+use crate::plan::Process;
 use crate::sight::Sight;
 use crate::world::World;
+use bytes::Bytes;
 use kvpool_master::directory::StoredBlock;
 use kvpool_master::pool::Pool;
+use kvpool_proto as proto;
 use kvpool_types::{SegmentId, Version};
+use parking_lot::Mutex;
+use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -24,6 +29,7 @@ pub(crate) struct Whole {
 /// A block that a call did not find.
 #[derive(Clone, Debug)]
 struct Missed {
+    reader: Process,
     /// When the call began.
     begun: Instant,
     key: u64,
@@ -31,9 +37,14 @@ struct Missed {
 }
 
 impl Whole {
-    /// Notes that a call which began at `begun` did not find the block of a key. The next look judges it.
-    pub(crate) fn missed(&mut self, begun: Instant, key: u64, what: String) {
-        self.missed.push(Missed { begun, key, what });
+    /// Notes that a call of `reader` which began at `begun` did not find the block of a key. The next look judges it.
+    pub(crate) fn missed(&mut self, reader: Process, begun: Instant, key: u64, what: String) {
+        self.missed.push(Missed {
+            reader,
+            begun,
+            key,
+            what,
+        });
     }
 
     /// Looks at the leader. Whoever asks finds the blocks that are in its memory, while it has all nodes.
@@ -66,7 +77,9 @@ impl Whole {
         self.since = since.collect();
         let was_there = |missed: &Missed| {
             let since = self.since.get(&missed.key);
+            let terms = &world.net.terms;
             since.is_some_and(|(_, since)| *since <= missed.begun)
+                && !terms.has_heard_earlier(epoch, missed.reader, missed.begun)
         };
         match missed.into_iter().find(was_there) {
             Some(missed) => {
@@ -86,6 +99,34 @@ impl Whole {
     /// No leader is there to look at.
     pub(crate) fn forget(&mut self) {
         *self = Self::default();
+    }
+}
+
+/// The terms of the answers about blocks that readers got. A leader that could not renew its term goes on answering
+/// reads. It has only the nodes that came to it in its term, and another master may lead by then.
+#[derive(Debug, Default)]
+pub(crate) struct Terms(Mutex<BTreeMap<(Process, u64), Instant>>);
+
+impl Terms {
+    /// A reader gets an answer of a master.
+    pub(crate) fn answered(&self, reader: Process, method: &str, reply: &Bytes) {
+        let reply = reply.clone();
+        let epoch = match method {
+            "Lookup" => proto::LookupReply::decode(reply).map(|reply| reply.epoch),
+            "Exist" => proto::ExistReply::decode(reply).map(|reply| reply.epoch),
+            "MatchPrefix" => proto::MatchPrefixReply::decode(reply).map(|reply| reply.epoch),
+            _ => return,
+        };
+        if let Ok(epoch) = epoch {
+            self.0.lock().insert((reader, epoch), Instant::now());
+        }
+    }
+
+    /// Whether the reader has got an answer of a term before `epoch` since `begun`.
+    fn has_heard_earlier(&self, epoch: u64, reader: Process, begun: Instant) -> bool {
+        let last = self.0.lock();
+        let mut earlier = last.range((reader, 0)..(reader, epoch));
+        earlier.any(|(_, last)| *last >= begun)
     }
 }
 
@@ -113,4 +154,30 @@ fn has_all_nodes(world: &World, number: usize, pool: &Pool) -> bool {
             one.is_readable() && one.is_connected() && silent.is_some_and(|silent| silent < HEARD)
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_of_an_earlier_term_counts_for_the_calls_that_it_may_be_for() {
+        let (terms, reader) = (Terms::default(), Process::Client(1));
+        let begun = Instant::now();
+        let reply = |epoch| {
+            let reply = proto::LookupReply {
+                epoch,
+                ..proto::LookupReply::default()
+            };
+            Bytes::from(reply.encode_to_vec())
+        };
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        terms.answered(reader, "Lookup", &reply(6));
+        assert!(!terms.has_heard_earlier(6, reader, begun));
+        terms.answered(reader, "Lookup", &reply(5));
+        assert!(terms.has_heard_earlier(6, reader, begun));
+        assert!(!terms.has_heard_earlier(6, Process::Client(2), begun));
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        assert!(!terms.has_heard_earlier(6, reader, Instant::now()));
+    }
 }
