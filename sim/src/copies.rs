@@ -12,7 +12,7 @@ use tokio::time::Instant;
 /// The copies that should stay at the last look, by the numbers of their keys. See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
-    seen: BTreeMap<u64, (Version, SegmentId)>,
+    seen: BTreeMap<u64, Seen>,
     at: Option<Instant>,
     /// The zones that were being written at the last look.
     cursors: BTreeMap<SegmentId, u32>,
@@ -22,6 +22,15 @@ pub(crate) struct Copies {
     turned: BTreeSet<SegmentId>,
     /// The media that were seen, with their nodes.
     media: BTreeMap<SegmentId, String>,
+}
+
+/// A copy that should stay.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    version: Version,
+    medium: SegmentId,
+    /// Whether a node with a disk that loses copies has had the block in memory since the copy was seen first.
+    may_move: bool,
 }
 
 /// A copy that has left.
@@ -62,6 +71,23 @@ fn is_kept(plan: &Plan, tenant: usize) -> bool {
     !faults.any(
         |fault| matches!(fault, Fault::Delete(who, _) | Fault::Quota(who, _) if *who == tenant),
     )
+}
+
+/// Whether one of the nodes has the block in memory. Two nodes may store one block. The later copy replaces the
+/// earlier one, and may leave its disk with a zone before the next look.
+fn is_in_memory_of(
+    nodes: &BTreeSet<String>,
+    sight: &Sight<'_>,
+    key: u64,
+    version: Version,
+) -> bool {
+    let segments = sight.pool.placement.segments();
+    let block = sight.block(key).filter(|block| block.version == version);
+    let mut replicas = block.iter().flat_map(|block| block.replicas.iter());
+    replicas.any(|at| {
+        let segment = segments.get(at.segment);
+        segment.is_some_and(|segment| nodes.contains(&segment.node.name.0))
+    })
 }
 
 impl Copies {
@@ -121,12 +147,14 @@ impl Copies {
                 || u64::from(medium.cursor) + 1 >= zones
         });
         self.turned.extend(turns.map(|medium| medium.id));
-        let media: Vec<SegmentId> = media
+        let (counted, others): (Vec<_>, Vec<_>) = media
             .into_iter()
             .map(|medium| medium.record)
-            .filter(|medium| right.contains(&medium.node.0) && !self.turned.contains(&medium.id))
-            .map(|medium| medium.id)
-            .collect();
+            .partition(|medium| {
+                right.contains(&medium.node.0) && !self.turned.contains(&medium.id)
+            });
+        let media: Vec<SegmentId> = counted.into_iter().map(|medium| medium.id).collect();
+        let others: BTreeSet<String> = others.into_iter().map(|medium| medium.node.0).collect();
         let on = |copy: &StoredBlock| {
             let mut places = copy.replicas.iter().map(|at| at.segment);
             places.find(|medium| media.contains(medium))
@@ -145,15 +173,31 @@ impl Copies {
             }
             now.insert(key, copy.version);
             if let Some(medium) = on(copy) {
-                stay.insert(key, (copy.version, medium));
+                let version = copy.version;
+                let before = self.seen.get(&key).filter(|seen| seen.version == version);
+                let may_move = before.is_some_and(|seen| seen.may_move)
+                    || is_in_memory_of(&others, sight, key, version);
+                let seen = Seen {
+                    version,
+                    medium,
+                    may_move,
+                };
+                stay.insert(key, seen);
             }
         }
         let since = self.at.replace(Instant::now());
         let before = std::mem::replace(&mut self.seen, stay);
-        let lost = before.into_iter().filter_map(|(key, (version, medium))| {
+        let lost = before.into_iter().filter_map(|(key, seen)| {
+            let Seen {
+                version,
+                medium,
+                may_move,
+            } = seen;
             // A disk that was written much since the last look may have taken the copy's zone.
-            let has_left =
-                media.contains(&medium) && now.get(&key) != Some(&version) && !is_emptied(&medium);
+            let has_left = media.contains(&medium)
+                && now.get(&key) != Some(&version)
+                && !is_emptied(&medium)
+                && !may_move;
             has_left.then_some(Lost {
                 key,
                 version,

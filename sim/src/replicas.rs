@@ -87,6 +87,11 @@ impl Replicas {
             return Ok(());
         }
         let now = &self.nodes;
+        // A node that left since the last look may have taken a replica by a move before. The replica left with it.
+        let mut nodes = before.nodes.iter();
+        if nodes.any(|(node, then)| then.stays() && !now.contains_key(node)) {
+            return Ok(());
+        }
         let stayed = |node: &Incarnation| {
             let both = before.nodes.get(node).zip(now.get(node));
             both.is_some_and(|(then, now)| then.stays() && now.stays())

@@ -581,8 +581,10 @@ impl<'a> PutBatch<'a> {
                         Code::Exists => self.settle(at, Ok(PutOutcome::Present)),
                         code => {
                             // The store may have recorded the commit all the same. So may it after an attempt
-                            // without an answer, which the master may still carry out.
-                            self.item(at).unknown |= unknown || code == Code::StoreFailed;
+                            // without an answer, which the master may still carry out. If the network
+                            // duplicated the request, the master carries out the other one.
+                            let maybe_done = matches!(code, Code::StoreFailed | Code::InProgress);
+                            self.item(at).unknown |= unknown || maybe_done;
                             if self.failed(at, self.refused(at, code, &Bounds::default())) {
                                 again.push(at);
                             }

@@ -476,6 +476,14 @@ async fn a_commit_that_the_master_still_carries_out_claims_nothing() {
 }
 
 #[tokio::test]
+async fn a_commit_that_came_twice_claims_nothing() {
+    let pool = pool().await;
+    // The client knows of one attempt, and its answer is that the commit is in progress.
+    refuse_commits(&pool.master, usize::MAX, Code::InProgress);
+    assert_claims_nothing(&pool, Duration::from_millis(400)).await;
+}
+
+#[tokio::test]
 async fn a_commit_whose_answer_stays_lost_is_settled_by_putting_again() {
     let pool = pool().await;
     pool.master.always("commit", Fault::AnswerLost);
