@@ -11,6 +11,7 @@ use kvpool_master::store::journal::JournalOptions;
 use kvpool_types::{Code, Key, Namespace, NamespaceSettings};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::{Mutex, MutexGuard};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_block_that_changes_meanwhile_gets_no_replica() {
@@ -210,6 +211,26 @@ async fn a_block_at_the_place_of_a_hidden_replica_that_left_is_readable() {
 }
 
 /// The block left while it was copied, so its replica came too late. If the master died before the
+/// Time for a task to reach the log.
+async fn moment() {
+    tokio::time::sleep(Duration::from_millis(50)).await;
+}
+
+/// Lets two groups of records pass the gate, one after the other.
+async fn two_groups_pass<'g>(
+    gate: &'g Mutex<()>,
+    mut held: MutexGuard<'g, ()>,
+) -> MutexGuard<'g, ()> {
+    for _ in 0..2 {
+        let mut next = std::pin::pin!(gate.lock());
+        assert!(futures::poll!(next.as_mut()).is_pending());
+        drop(held);
+        held = next.await;
+        moment().await;
+    }
+    held
+}
+
 /// log removed the replica, the block would return.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_removal_that_finds_nothing_waits_until_a_late_replica_is_taken_back() {
@@ -224,7 +245,6 @@ async fn a_removal_that_finds_nothing_waits_until_a_late_replica_is_taken_back()
     begin_to(&pool, Change::Copy, None, &["b"], &key(1)).await;
     let pull = b.next().await;
     let suspected = suspected_on(&pool, &a);
-    let moment = || tokio::time::sleep(Duration::from_millis(50));
     // The next groups pass one by one. The first has a put. The second has the replica, the loss
     // and the removal.
     let first = store.gate.lock().await;
@@ -240,14 +260,7 @@ async fn a_removal_that_finds_nothing_waits_until_a_late_replica_is_taken_back()
         removing.remove(SPACE, &keys[..], false).await
     });
     moment().await;
-    let mut held = first;
-    for _ in 0..2 {
-        let mut next = std::pin::pin!(store.gate.lock());
-        assert!(futures::poll!(next.as_mut()).is_pending());
-        drop(held);
-        held = next.await;
-        moment().await;
-    }
+    let held = two_groups_pass(&store.gate, first).await;
     other.await.unwrap();
     assert!(!removal.is_finished(), "the replica is not taken back yet");
     drop(held);
@@ -269,7 +282,6 @@ async fn a_removal_waits_until_a_late_replica_of_a_lost_block_is_taken_back() {
     let b = join(&pool, "b", 2).await;
     begin_to(&pool, Change::Copy, None, &["b"], &key(1)).await;
     let pull = b.next().await;
-    let moment = || tokio::time::sleep(Duration::from_millis(50));
     // The first group has a namespace. The second has the replica and the loss of the node.
     let first = store.gate.lock().await;
     let other = Arc::clone(&pool);
@@ -294,14 +306,7 @@ async fn a_removal_waits_until_a_late_replica_of_a_lost_block_is_taken_back() {
         removing.remove(SPACE, &keys[..], false).await
     });
     moment().await;
-    let mut held = first;
-    for _ in 0..2 {
-        let mut next = std::pin::pin!(store.gate.lock());
-        assert!(futures::poll!(next.as_mut()).is_pending());
-        drop(held);
-        held = next.await;
-        moment().await;
-    }
+    let held = two_groups_pass(&store.gate, first).await;
     assert!(other.await.unwrap());
     assert!(!removal.is_finished(), "the replica is not taken back yet");
     drop(held);
