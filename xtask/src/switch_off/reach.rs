@@ -299,8 +299,8 @@ const BY_WHAT: &[(&str, &[&str])] = &[
         FIRST_COPY,
         &[
             // Behind the first copy a lower version ends the batch, so the last version is the highest. Before it no
-            // block comes back. A batch with records of both sides needs a block with a copy that comes back while memory
-            // has it still. This must happen just after the late commit of a lower version.
+            // block comes back. A batch with records of both sides needs a block with a copy that comes back while
+            // memory has it still. This must happen just after the late commit of a lower version.
             "the last commit of a block that came back counts in a load",
         ],
     ),
