@@ -197,6 +197,10 @@ impl Pool {
         node.set_wants_signed_reads(registration.wants_signed_reads);
         self.end_own_silence();
         let session = node.attach(address, outbox, self.now());
+        if node.drains() {
+            // Its media are attached anew, perhaps without their copies.
+            self.doubt_drained();
+        }
         if node.state() == NodeState::Gone {
             node.end_session(self.now());
         }

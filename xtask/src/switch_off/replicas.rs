@@ -360,6 +360,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 5,
+        what: "no node counts as drained by a look of its earlier session",
+        file: "master/src/pool/nodes.rs",
+        on: "if node.drains() {\n            // Its media are attached anew",
+        off: "if node.drains() && false {\n            // Its media are attached anew",
+        package: "kvpool-master",
+        test: "a_node_is_not_drained_by_a_look_of_its_earlier_session",
+    },
+    Mechanism {
+        invariant: 5,
         what: "no node counts as drained by a look before a medium was lost",
         file: "master/src/pool/tiering/attach.rs",
         on: "// A look that begins now waits for this lock, and finds the medium gone.\n                \

@@ -353,6 +353,9 @@ impl Pool {
                 .set_budget(&medium, offer.budget, now);
         }
         self.tiering.traffic.lock().uses.insert(id, used);
+        if offer.state == MediumState::MediumGone {
+            self.doubt_drained();
+        }
         // The node offers a medium only when none of its transfers touches it. This leader may notice the end
         // of a broken session later than the next session.
         self.end_transfers(|open| {
