@@ -582,8 +582,12 @@ impl<'a> PutBatch<'a> {
                         code => {
                             // The store may have recorded the commit all the same. So may it after an attempt
                             // without an answer, which the master may still carry out. If the network
-                            // duplicated the request, the master carries out the other one.
-                            let maybe_done = matches!(code, Code::StoreFailed | Code::InProgress);
+                            // duplicated the request, the master carries out the other one. A block whose
+                            // node was lost has replaced the earlier one.
+                            let maybe_done = matches!(
+                                code,
+                                Code::StoreFailed | Code::InProgress | Code::Unreachable
+                            );
                             self.item(at).unknown |= unknown || maybe_done;
                             if self.failed(at, self.refused(at, code, &Bounds::default())) {
                                 again.push(at);
@@ -682,6 +686,9 @@ impl<'a> PutBatch<'a> {
                     .to_owned()
             }
             (Code::InProgress, _) => "another client is putting this block".to_owned(),
+            (Code::Unreachable, _) => {
+                "the store node was lost while the block was recorded".to_owned()
+            }
             _ => "kvmaster refused the block".to_owned(),
         };
         PutError::Failed { code, message }

@@ -484,6 +484,13 @@ async fn a_commit_that_came_twice_claims_nothing() {
 }
 
 #[tokio::test]
+async fn a_commit_whose_node_was_lost_claims_nothing() {
+    let pool = pool().await;
+    refuse_commits(&pool.master, usize::MAX, Code::Unreachable);
+    assert_claims_nothing(&pool, Duration::from_millis(400)).await;
+}
+
+#[tokio::test]
 async fn a_commit_whose_answer_stays_lost_is_settled_by_putting_again() {
     let pool = pool().await;
     pool.master.always("commit", Fault::AnswerLost);

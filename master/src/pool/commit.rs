@@ -319,7 +319,8 @@ impl Pool {
     }
 
     /// Drops a block's replica on a node that was dropped while the commit became durable. The drop
-    /// of the node covered only the blocks in the directory at that time.
+    /// of the node covered only the blocks in the directory at that time. If it was the only
+    /// replica, the writer may put the block again, but the key's earlier block is gone all the same.
     fn settle_lost_node(
         &self,
         namespace: NamespaceId,
@@ -331,7 +332,7 @@ impl Pool {
             self.directory
                 .drop_replica(namespace, block.key.as_ref(), block.version, segment);
         if dropped.is_some_and(|dropped| dropped.removed.is_some()) {
-            *code = Code::GrantEnded;
+            *code = Code::Unreachable;
         }
     }
 }

@@ -204,3 +204,23 @@ async fn a_node_is_dropped_without_waiting_for_its_blocks_to_leave_the_directory
     };
     timeout(Duration::from_secs(60), swept).await.unwrap();
 }
+
+/// The block was recorded and left at once, and so did the key's earlier block. A code of a put that changed nothing
+/// would be wrong.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_is_answered_as_lost_with_the_node_that_was_dropped_meanwhile() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = crate::support::pool(directory.path(), Config::default()).await;
+    let node = join(&pool, "n", 7, 1 << 20).await;
+    let key = Key::parse("a").unwrap();
+    let granted = reserve(&pool, &key, 64).await.unwrap();
+    let shut = store.gate.lock().await;
+    let (committing, of) = (Arc::clone(&pool), key.clone());
+    let committed = tokio::spawn(async move { commit(&committing, &of, 64, granted).await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    pool.drop_node(&node);
+    drop(shut);
+    let codes = timeout(Duration::from_secs(20), committed).await;
+    assert_eq!(codes.unwrap().unwrap(), [Code::Unreachable]);
+    assert_eq!(pool.blocks(), 0);
+}
