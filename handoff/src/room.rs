@@ -131,7 +131,7 @@ impl Default for RoomLimits {
             stalled: Duration::from_secs(30),
             closing: Duration::from_secs(10),
             retry: Duration::from_millis(500),
-            grace: Duration::from_millis(800),
+            grace: Duration::from_millis(600),
         }
     }
 }

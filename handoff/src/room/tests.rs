@@ -314,8 +314,8 @@ fn a_dead_sender_is_known_within_the_grace_and_a_new_life_at_once() {
     let mut room = open(false);
     let mut out = Vec::new();
     room.handle(at(100), ReceiverEvent::LinkBroken { from: 0 }, &mut out);
-    assert_eq!(room.next_wake(), Some(at(900)));
-    room.handle(at(900), ReceiverEvent::Tick, &mut out);
+    assert_eq!(room.next_wake(), Some(at(700)));
+    room.handle(at(700), ReceiverEvent::Tick, &mut out);
     assert_eq!(failed_with(&out), Some(Code::Unreachable));
     let mut other = open(false);
     out.clear();
