@@ -11,6 +11,7 @@ use kvpool_client::{
 };
 use kvpool_transport::{Region, Slice};
 use kvpool_types::{Code, Key};
+use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::collections::BTreeSet;
@@ -64,6 +65,8 @@ impl std::ops::AddAssign for Seen {
 #[derive(Debug)]
 pub struct Churn {
     tasks: Vec<JoinHandle<anyhow::Result<Task>>>,
+    /// The counts of each task after its last step.
+    counts: Vec<Arc<Mutex<Seen>>>,
     is_over: Arc<AtomicBool>,
     shape: Shape,
 }
@@ -91,8 +94,10 @@ impl Churn {
     /// Starts the load.
     pub fn start(client: &Client, shape: Shape) -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
-        let run = |number: u64| {
+        let counts: Vec<Arc<Mutex<Seen>>> = (0..shape.tasks).map(|_| Arc::default()).collect();
+        let run = |(number, counts): (u64, &Arc<Mutex<Seen>>)| {
             let (client, is_over) = (client.clone(), Arc::clone(&is_over));
+            let counts = Arc::clone(counts);
             let mut task = Task {
                 first: number * shape.keys,
                 may_have: vec![BTreeSet::new(); usize::try_from(shape.keys).unwrap_or(0)],
@@ -104,16 +109,33 @@ impl Churn {
             tokio::spawn(async move {
                 while !is_over.load(Ordering::Acquire) {
                     task.step(&client).await?;
+                    *counts.lock() = task.seen;
                 }
                 Ok(task)
             })
         };
-        let tasks = (0..shape.tasks).map(run).collect();
+        let tasks = (0..shape.tasks).zip(&counts).map(run).collect();
         Self {
             tasks,
+            counts,
             is_over,
             shape,
         }
+    }
+
+    /// The counts of the load until now.
+    pub fn seen(&self) -> Seen {
+        let mut seen = Seen::default();
+        for counts in &self.counts {
+            seen += *counts.lock();
+        }
+        seen
+    }
+
+    /// Whether every task runs. A task that has ended by itself has found a fault. [`Churn::end`]
+    /// returns it.
+    pub fn goes_on(&self) -> bool {
+        !self.tasks.iter().any(JoinHandle::is_finished)
     }
 
     /// Ends the load. Fails if any block had a content that its key cannot have.

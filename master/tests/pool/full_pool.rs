@@ -1,11 +1,15 @@
 //! A full pool: which puts wait for room, for how long, and which blocks are evicted for them.
 
 use crate::support::{
-    SPACE, commit, item, join, join_late, patient_with_nodes, pool, reserve, reserve_with,
+    SPACE, commit, item, join, join_late, patient_with_nodes, pool, pool_at, registration, reserve,
+    reserve_with,
 };
 use kvpool_master::Config;
+use kvpool_master::clock::{BootInstant, ManualClock};
+use kvpool_master::membership::Reported;
 use kvpool_master::placement::PlacementHints;
 use kvpool_master::pool::{Pool, ReserveOptions};
+use kvpool_proto::master_message::Body;
 use kvpool_types::{Code, Key, KeyRef, Length};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -324,12 +328,21 @@ async fn a_put_is_not_woken_to_take_the_range_of_the_put_before_it() {
     /// eviction serves at once.
     const LARGE: u64 = 15 * BLOCK;
     let directory = tempfile::tempdir().unwrap();
+    // Without a reserve, no block leaves while the test fills the pool. A block that left early
+    // would give its extent to a leased block, among the 15 neighbours below.
     let config = Config {
+        eviction_ratio: 0.0,
         lease_ttl: Duration::from_secs(60),
         ..patient_with_nodes()
     };
-    let (pool, _store) = pool(directory.path(), config).await;
-    join(&pool, "only", 1, 16 * MIB).await;
+    // While the time stands still, the first put keeps its place at the head of the queue.
+    let clock = Arc::new(ManualClock::new(BootInstant(1000)));
+    let (pool, _store) = pool_at(directory.path(), config, clock).await;
+    let registration = registration("only", 1, 16 * MIB);
+    let node = pool.register(&registration).await.unwrap();
+    let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
+    pool.activate(&node, &registration, outbox);
+    pool.heard(&node, Some(Reported::default()));
     // The blocks without a lease: 15 neighbours, and 40 blocks between leased ones.
     let may_leave = |n: u64| n < 15 || (n > 20 && n < 101 && n % 2 == 1);
     for n in 0..243 {
@@ -338,8 +351,9 @@ async fn a_put_is_not_woken_to_take_the_range_of_the_put_before_it() {
             pool.lookup(SPACE, &[key(n).as_ref()][..], true);
         }
     }
+    assert_eq!(pool.blocks(), 243, "no block has left");
     let options = ReserveOptions {
-        timeout: Duration::from_secs(5),
+        timeout: PATIENCE,
         ..ReserveOptions::default()
     };
     let (a, b) = (key(1_000), key(1_001));
@@ -347,16 +361,23 @@ async fn a_put_is_not_woken_to_take_the_range_of_the_put_before_it() {
     let mut second = std::pin::pin!(reserve_with(&pool, &b, LARGE, &options));
     assert!(futures::poll!(&mut first).is_pending());
     assert!(futures::poll!(&mut second).is_pending());
-    let has_come = || pool.counters()["puts_called_total"] > 0;
+    // Each answer wakes the puts that fit into the room that is free then.
     timeout(PATIENCE, async {
-        while !has_come() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
+        let mut fenced = 0;
+        while fenced < 2 * LARGE {
+            let message = inbox.recv().await.unwrap().unwrap();
+            if let Some(Body::Fence(fence)) = message.body {
+                let tickets: Vec<u64> = fence.items.iter().map(|item| item.ticket).collect();
+                let extents = fence.items.iter().filter_map(|item| item.extent.as_ref());
+                fenced += extents.map(|extent| extent.length).sum::<u64>();
+                pool.fenced(&node, &tickets);
+            }
         }
     })
     .await
-    .unwrap();
+    .expect("eviction makes room for both puts");
     // The pool has room for both blocks, and a contiguous range for one.
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(pool.counters()["puts_called_total"], 1);
     assert!(futures::poll!(&mut second).is_pending());
     assert!(first.await.is_ok());
 }
