@@ -10,7 +10,7 @@
 | `POST /api/mount`, `/api/unmount`, `/api/unmount_local_disk` | contribute and withdraw memory and the SSD |
 | `POST /api/mount_shm`, `/api/unmount_shm`, `/api/reconfigure` | mount others' memory, which kvpool refuses |
 
-It needs the package aiohttp (`pip install kvpool-mooncake[rest]`). It authenticates no caller.
+It needs the package aiohttp (the extra `rest` of the wheel). It authenticates no caller.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 try:
     from aiohttp import web
 except ImportError as error:
-    raise ImportError("mooncake_store_service needs aiohttp: pip install kvpool-mooncake[rest]") from error
+    raise ImportError("mooncake_store_service needs the package aiohttp, an extra of the wheel: rest") from error
 
 from mooncake import _codes
 from mooncake import mooncake_config as _config

@@ -3,7 +3,7 @@
 A *bundle* is metadata and named buffers, each cut into objects of bounded size. A *structured object* is a
 bundle of arrays, tensors and bytes that are restored with their types. A *table* has columns of one length:
 arrays, tensors, or Python values. It is written in stages, and read by column and row. The module needs numpy.
-Columns of mixed Python values need msgpack (`pip install kvpool-mooncake[structured]`).
+Columns of mixed Python values need msgpack (the extra `structured` of the wheel).
 """
 
 from __future__ import annotations

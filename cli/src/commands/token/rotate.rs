@@ -22,7 +22,7 @@ pub(super) struct Rotate {
     /// Directory of the key and the JWKS
     #[arg(long, value_name = "DIR", default_value = "kvpool-auth")]
     dir: PathBuf,
-    /// Time until every daemon has the JWKS. Daemons look each second; a Kubernetes secret takes minutes
+    /// Time until every daemon has the JWKS. Daemons look each second; a Kubernetes ConfigMap takes minutes
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "3s")]
     wait: Duration,
 }
