@@ -1,6 +1,6 @@
 //! One trace joins client, master and store node, as an OpenTelemetry collector gets it.
 //!
-//! `cargo nextest run --workspace -E 'test(trace)' --no-capture` prints the trace.
+//! `cargo nextest run --workspace -E 'package(kvpool-tests) and test(tracing::)' --no-capture` prints the trace.
 
 use anyhow::{Context, bail};
 use kvpool_client::{
