@@ -459,6 +459,29 @@ impl Pool {
         medium.is_some_and(|medium| self.keeps_copies(medium, node))
     }
 
+    /// Whether a block has a copy on another medium than this one that can be read and stays: its node does not leave,
+    /// and its zone is not the next one to be emptied.
+    fn has_good_copy_beside(&self, block: &Moved, medium: SegmentId) -> bool {
+        let mut at = None;
+        let keys = [block.key.as_ref()];
+        let copies = self.tier.directory();
+        copies.visit(block.namespace, &keys, |_, copy| {
+            let copy = copy.filter(|copy| copy.version() == block.version);
+            at = copy.and_then(|copy| copy.view().replicas().first().copied());
+        });
+        let Some(at) = at.filter(|at: &Replica| at.segment != medium) else {
+            return false;
+        };
+        let is_served = {
+            let traffic = self.tiering.traffic.lock();
+            let used = traffic.uses.get(&at.segment);
+            used.is_some_and(|used| used.is_readable() && used.node.stays())
+        };
+        let other = self.tier.medium(at.segment);
+        let stays = other.is_some_and(|other| other.zone_of(at.offset) != other.next_zone());
+        is_served && stays
+    }
+
     /// Whether the node has a medium whose copies count as kept.
     pub(super) fn keeps_copies_on_own_media(&self, node: &StoreNode) -> bool {
         let own: Vec<SegmentId> = {

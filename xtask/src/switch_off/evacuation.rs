@@ -246,4 +246,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-client",
         test: "a_move_off_media_is_repeated_and_a_copy_is_not",
     },
+    Mechanism {
+        invariant: 5,
+        what: "a second copy of a block does not replace a copy that stays",
+        file: "master/src/pool/tiering/transfers.rs",
+        on: "if is_store && self.has_good_copy_beside(",
+        off: "if false && is_store && self.has_good_copy_beside(",
+        package: "kvpool-master",
+        test: "a_second_copy_replaces_only_a_copy_that_may_leave",
+    },
 ];

@@ -366,7 +366,16 @@ impl Pool {
     ///
     /// The copy of a block that was evicted meanwhile is kept. Its bytes were right when they were
     /// read, and since then no put and no removal has changed the key.
+    ///
+    /// A second copy of a block is not recorded: it would replace the first copy, and might leave
+    /// with its node or its zone.
     fn stored(self: &Arc<Self>, transfer: &Transfer) -> bool {
+        let is_store = matches!(transfer.direction, Direction::Store);
+        if is_store && self.has_good_copy_beside(&transfer.block, transfer.place.medium) {
+            self.leave_zones(transfer);
+            self.store_ended(transfer, true);
+            return false;
+        }
         let mut is_recorded = self.record_copy(transfer);
         if !is_recorded && self.may_be_evicted_now(transfer) {
             // An eviction is recorded only at the end of its step. After that it is known whether the block
