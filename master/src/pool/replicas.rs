@@ -30,7 +30,7 @@ use super::tiering::{Moved, Restored};
 use super::{FreedReplicas, Pool};
 use crate::clock::BootInstant;
 use crate::directory::{Spared, Tick};
-use crate::membership::StoreNode;
+use crate::membership::{Question, StoreNode};
 use crate::replica::{BlockId, Replica};
 use crate::store::record::{self, Record};
 use crate::workers::{Wake, Workers};
@@ -543,10 +543,10 @@ impl Pool {
     /// Moves the blocks of a node that stops, and tells the node when no further block moves.
     pub(super) async fn move_all_of(self: &Arc<Self>, node: &Arc<StoreNode>) {
         // The drain may have been cancelled meanwhile.
-        let Some(drain) = node.current_drain() else {
+        let Some(asked) = node.question() else {
             return;
         };
-        match self.move_off(node, drain).await {
+        match self.move_off(node, asked.drain).await {
             Ok(task) => {
                 self.doubt_drained();
                 let mut waiting = self.replicas.waiting.lock();
@@ -557,7 +557,7 @@ impl Pool {
             Err(error) if matches!(error.code, Code::NotDraining | Code::Missing) => {}
             Err(error) => {
                 tracing::warn!(node = %node.name, %error, "blocks of a draining node are not moved");
-                self.tell_saved(node, drain);
+                self.tell_saved(node, asked);
             }
         }
     }
@@ -592,13 +592,13 @@ impl Pool {
         };
         for (task, node) in ended {
             // Read before the node's blocks are counted.
-            let Some(drain) = node.current_drain() else {
+            let Some(asked) = node.question() else {
                 continue;
             };
             if self.may_store_on_media_of(&node) {
                 self.demote_all_of(&node);
             } else if let Some(left) = self.left_after(task, &node) {
-                node.tell_left(drain, left);
+                node.tell_left(asked, left);
             } else {
                 let pool = Arc::clone(self);
                 runtime.spawn(async move {
@@ -637,8 +637,8 @@ impl Pool {
 
     /// Tells a draining node that it need not wait for any of its blocks, and how many blocks have
     /// no other replica.
-    pub(super) fn tell_saved(&self, node: &StoreNode, drain: u64) {
-        node.tell_left(drain, self.look_at_left(node, u64::MAX));
+    pub(super) fn tell_saved(&self, node: &StoreNode, asked: Question) {
+        node.tell_left(asked, self.look_at_left(node, u64::MAX));
     }
 
     /// The number of a node's blocks that leave with it, because no node that stays has a replica.

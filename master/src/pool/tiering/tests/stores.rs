@@ -194,11 +194,7 @@ async fn another_replica_of_a_block_takes_no_copy_from_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_copy_replaces_only_a_copy_that_may_leave() {
     // Zone 0 is being written, and zone 1 is emptied next.
-    for (offset, drains, replaces) in [
-        (0, false, false),
-        (1 << 18, false, true),
-        (0, true, true),
-    ] {
+    for (offset, drains, replaces) in [(0, false, false), (1 << 18, false, true), (0, true, true)] {
         let directory = tempfile::tempdir().unwrap();
         let (pool, medium) = pool_on_medium(directory.path()).await;
         pool.tier.set_medium(record::Medium {
