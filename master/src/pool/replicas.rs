@@ -153,6 +153,15 @@ impl Left {
     }
 }
 
+/// A node that waits for the end of a task.
+#[derive(Debug)]
+struct Waits {
+    task: TaskId,
+    node: Arc<StoreNode>,
+    /// Whether the task began because the node waits for moves. Otherwise an operator's call began it.
+    is_own: bool,
+}
+
 /// The state of all tasks.
 #[derive(Debug, Default)]
 pub(super) struct Replicas {
@@ -165,7 +174,7 @@ pub(super) struct Replicas {
     /// the list.
     off: Mutex<Vec<(TaskId, Arc<StoreNode>)>>,
     /// Nodes that wait for a task before they leave.
-    waiting: Mutex<Vec<(TaskId, Arc<StoreNode>)>>,
+    waiting: Mutex<Vec<Waits>>,
     /// A counter. It rises when a task off a node begins, a node begins to leave or is suspect, or
     /// a medium is lost. A look at a draining node is void once the counter has risen.
     doubts: AtomicU64,
@@ -517,10 +526,7 @@ impl Pool {
         let Some(task) = running.iter().find(moves) else {
             return false;
         };
-        let mut waiting = self.replicas.waiting.lock();
-        waiting.push((task.id, Arc::clone(node)));
-        drop(waiting);
-        self.replicas.wake();
+        self.wait_for_task(task.id, node, false);
         true
     }
 
@@ -549,10 +555,7 @@ impl Pool {
         match self.move_off(node, asked.drain).await {
             Ok(task) => {
                 self.doubt_drained();
-                let mut waiting = self.replicas.waiting.lock();
-                waiting.push((task.id, Arc::clone(node)));
-                drop(waiting);
-                self.replicas.wake();
+                self.wait_for_task(task.id, node, true);
             }
             Err(error) if matches!(error.code, Code::NotDraining | Code::Missing) => {}
             Err(error) => {
@@ -560,6 +563,16 @@ impl Pool {
                 self.tell_saved(node, asked);
             }
         }
+    }
+
+    fn wait_for_task(&self, task: TaskId, node: &Arc<StoreNode>, is_own: bool) {
+        let waits = Waits {
+            task,
+            node: Arc::clone(node),
+            is_own,
+        };
+        self.replicas.waiting.lock().push(waits);
+        self.replicas.wake();
     }
 
     fn off(node: &StoreNode) -> Wish {
@@ -587,20 +600,21 @@ impl Pool {
     fn tell_waiting(self: &Arc<Self>, runtime: &Handle) {
         let ended: Vec<_> = {
             let mut waiting = self.replicas.waiting.lock();
-            let is_over = |(id, _): &mut (TaskId, _)| !self.replicas.tasks.is_running(*id);
+            let is_over = |waits: &mut Waits| !self.replicas.tasks.is_running(waits.task);
             waiting.extract_if(.., is_over).collect()
         };
-        for (task, node) in ended {
+        for waits in ended {
+            let node = &waits.node;
             // Read before the node's blocks are counted.
             let Some(asked) = node.question() else {
                 continue;
             };
-            if self.may_store_on_media_of(&node) {
-                self.demote_all_of(&node);
-            } else if let Some(left) = self.left_after(task, &node) {
+            if self.may_store_on_media_of(node) {
+                self.demote_all_of(node);
+            } else if let Some(left) = self.left_after(&waits) {
                 node.tell_left(asked, left);
             } else {
-                let pool = Arc::clone(self);
+                let (pool, node) = (Arc::clone(self), Arc::clone(node));
                 runtime.spawn(async move {
                     pool.puts_end_on(&node).await;
                     pool.move_all_of(&node).await;
@@ -612,8 +626,14 @@ impl Pool {
     /// The number of blocks that leave with a node after its task. `None` while the node waits for
     /// its blocks and may have blocks that the task did not try to move. Open puts may add such
     /// blocks, and a cancelled drain leaves such blocks.
-    fn left_after(&self, task: TaskId, node: &StoreNode) -> Option<u64> {
+    fn left_after(&self, waits: &Waits) -> Option<u64> {
+        let (task, node) = (waits.task, &*waits.node);
+        // A stop moves what an operator's task leaves when its caller's time is over.
+        let is_of_caller = node.stops() && !waits.is_own;
         let waits = node.waits_for_moves() && node.is_connected();
+        if waits && is_of_caller && self.replicas.tasks.is_cancelled(task) {
+            return None;
+        }
         // An operator may cancel a drain at the moment in which its node stops and finds the task still running. The
         // task then leaves blocks that the stop must move.
         if waits && self.replicas.tasks.is_of_cancelled_drain(task) {

@@ -422,6 +422,14 @@ impl Tasks {
         (!progress.is_cancelled).then(|| progress.failed - task.failed_before)
     }
 
+    /// Whether a caller has ended a task.
+    pub(super) fn is_cancelled(&self, id: TaskId) -> bool {
+        let table = self.0.lock();
+        let mut tasks = table.running.values().chain(&table.ended);
+        let task = tasks.find(|task| task.id == id);
+        task.is_some_and(|task| task.is_cancelled())
+    }
+
     /// Whether a task belongs to a drain that was cancelled.
     pub(super) fn is_of_cancelled_drain(&self, id: TaskId) -> bool {
         let table = self.0.lock();

@@ -121,7 +121,7 @@ impl Pool {
         if outcome != UndrainOutcome::Now {
             return (outcome, Vec::new());
         }
-        waiting.retain(|(_, of)| !is_of(of));
+        waiting.retain(|waits| !is_of(&waits.node));
         let tasks = off.extract_if(.., |(_, of)| is_of(of));
         (outcome, tasks.map(|(id, _)| id).collect())
     }
@@ -208,8 +208,8 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Work;
     use super::super::tasks::{Outcome, Task};
+    use super::super::{Waits, Work};
     use super::*;
     use crate::clock::BootClock;
     use crate::config::Config;
@@ -256,7 +256,12 @@ mod tests {
         assert!(pool.save_after_task_off(&node));
         pool.end_tasks_of_drain(&[task.id]);
         task.end(Outcome::Gone, pool.now());
-        assert_eq!(pool.left_after(task.id, &node), None);
+        let waits = Waits {
+            task: task.id,
+            node: Arc::clone(&node),
+            is_own: true,
+        };
+        assert_eq!(pool.left_after(&waits), None);
         pool.retire().await;
     }
 }
