@@ -426,17 +426,18 @@ impl StoreNode {
     }
 
     /// Records that the media of a node out of service do not come back, and tells the node. If this drain was
-    /// cancelled, nothing happens.
-    pub(crate) fn media_leave_too(&self, drain: u64) {
+    /// cancelled, nothing happens. Returns true if this was not known.
+    pub(crate) fn media_leave_too(&self, drain: u64) -> bool {
         let cancellations = self.cancellations.lock();
         if cancellations.made != drain || !self.drains() {
-            return;
+            return false;
         }
         let is_known = self.media_leave.swap(true, Ordering::AcqRel);
         let is_told = self.is_told_to_leave();
         if is_told && !is_known {
             self.order_drain();
         }
+        !is_known
     }
 
     /// Takes the node out of service for an operator. Returns the number of the drain. A drain that goes on does not

@@ -494,6 +494,9 @@ impl Pool {
         let drain = node.leave(media);
         drop(one_at_a_time);
         self.doubt_drained();
+        if node.media_leave() {
+            self.replace_copies_that_leave();
+        }
         // Runs as a task: a caller that leaves early must not leave the node half drained. Such a
         // node would take no blocks, and no task would move its blocks.
         let pool = Arc::clone(self);

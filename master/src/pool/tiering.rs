@@ -53,7 +53,7 @@ use parking_lot::Mutex;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use stores::Stores;
 use tokio::sync::Notify;
 use transfers::Transfer;
@@ -436,6 +436,12 @@ impl Pool {
             let is_it = |name: &String| self.namespaces.resolve(name) == Ok(namespace);
             names.is_empty() || names.iter().any(is_it)
         })
+    }
+
+    /// Queues blocks in memory again, because copies on media that do not come back count no more.
+    pub(super) fn replace_copies_that_leave(&self) {
+        self.tiering.has_lost_copies.store(true, Ordering::Release);
+        self.tiering.wake();
     }
 
     /// Whether the block's copy will outlive its memory. The copy's medium must not have failed,
