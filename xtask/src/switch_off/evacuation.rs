@@ -257,6 +257,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 5,
+        what: "a walk keeps the turn of blocks that moved off media",
+        file: "master/src/pool/tiering/lines.rs",
+        on: "            moved,\n            ..self.anew()",
+        off: "            moved: moved.into_iter().filter(|_| false).collect(),\n            ..self.anew()",
+        package: "kvpool-master",
+        test: "a_walk_keeps_the_turn_of_blocks_that_moved_off_media",
+    },
+    Mechanism {
+        invariant: 5,
         what: "a second copy of a block does not replace a copy that stays",
         file: "master/src/pool/tiering/transfers.rs",
         on: "if is_store && self.has_good_copy_beside(",

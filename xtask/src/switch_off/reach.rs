@@ -331,6 +331,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "only the media of a node that an operator drains are emptied",
             "a node whose media leave is drained once no block is only on them",
             "blocks in memory get other copies when a medium leaves for good",
+            "a walk keeps the turn of blocks that moved off media",
             "a node tells each leader that its media leave",
             "a cancelled drain forgets that the media leave",
             "loads on a node whose media are emptied take the room of blocks with copies",
