@@ -467,6 +467,19 @@ async fn a_node_is_not_drained_once_the_other_holder_is_suspect() {
     assert_eq!(of_a(), "draining", "the other holder is silent");
 }
 
+/// The next look at the blocks may come a second later.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_is_not_drained_once_the_other_replica_is_found_damaged() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, a, b) = with_two_replicas(directory.path(), Duration::from_millis(10)).await;
+    pool.draining(&a.node, false);
+    let of_a = || pool.state_label(&a.node);
+    crate::support::media::until("the first is drained", || of_a() == "drained").await;
+    let damaged = suspected_on(&pool, &b);
+    pool.verified(damaged, false);
+    assert_eq!(of_a(), "draining", "its replica is the last one");
+}
+
 /// The media of the node may come back without their copies. The next look at the blocks may come a second later.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_is_not_drained_by_a_look_of_its_earlier_session() {

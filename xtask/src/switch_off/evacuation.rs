@@ -266,6 +266,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 5,
+        what: "no node counts as drained by a look before a copy was found wrong",
+        file: "master/src/pool/tiering/transfers.rs",
+        on: "            self.doubt_drained();\n",
+        off: "",
+        package: "kvpool-master",
+        test: "a_node_is_not_drained_once_a_copy_of_its_blocks_is_found_wrong",
+    },
+    Mechanism {
+        invariant: 5,
         what: "a second copy of a block does not replace a copy that stays",
         file: "master/src/pool/tiering/transfers.rs",
         on: "if is_store && self.has_good_copy_beside(",

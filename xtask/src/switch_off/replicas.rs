@@ -378,6 +378,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 5,
+        what: "no node counts as drained by a look before a replica was found damaged",
+        file: "master/src/pool/remove.rs",
+        on: "self.doubt_drained();",
+        off: "",
+        package: "kvpool-master",
+        test: "a_node_is_not_drained_once_the_other_replica_is_found_damaged",
+    },
+    Mechanism {
+        invariant: 5,
         what: "no node counts as drained by a look before a medium was lost",
         file: "master/src/pool/tiering/attach.rs",
         on: "// A look that begins now waits for this lock, and finds the medium gone.\n                \

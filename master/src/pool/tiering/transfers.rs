@@ -626,6 +626,8 @@ impl Pool {
         };
         let _until_submitted = self.evicting.read();
         if self.tier.copy_gone(&gone) {
+            // The block may now be in the memory of a draining node only.
+            self.doubt_drained();
             self.metrics.corrupt_replica();
             self.journal()
                 .insist(vec![Record::ReplicaGone(gone)], Ack::Durable, |_| {});
