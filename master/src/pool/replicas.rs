@@ -629,10 +629,10 @@ impl Pool {
     /// The number of blocks that leave with a node after its task. `None` while the node waits for
     /// its blocks and may have blocks that the task did not try to move. Open puts may add such
     /// blocks, and a cancelled drain leaves such blocks.
-    fn left_after(&self, waits: &Waits) -> Option<u64> {
-        let (task, node) = (waits.task, &*waits.node);
+    fn left_after(&self, ended: &Waits) -> Option<u64> {
+        let (task, node) = (ended.task, &*ended.node);
         // A stop moves what an operator's task leaves when its caller's time is over.
-        let is_of_caller = node.stops() && !waits.is_own;
+        let is_of_caller = node.stops() && !ended.is_own;
         let waits = node.waits_for_moves() && node.is_connected();
         if waits && is_of_caller && self.replicas.tasks.is_cancelled(task) {
             return None;
