@@ -275,6 +275,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 5,
+        what: "blocks that leave with their node during its drain have failed",
+        file: "master/src/pool/nodes.rs",
+        on: "        self.end_moves_off(node);\n",
+        off: "",
+        package: "kvpool-master",
+        test: "blocks_that_leave_with_their_node_during_its_drain_have_failed",
+    },
+    Mechanism {
+        invariant: 5,
         what: "a second copy of a block does not replace a copy that stays",
         file: "master/src/pool/tiering/transfers.rs",
         on: "if is_store && self.has_good_copy_beside(",

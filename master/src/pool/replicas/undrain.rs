@@ -175,6 +175,14 @@ impl Pool {
         off.push((id, Arc::clone(node)));
     }
 
+    /// The node leaves the pool. What the tasks of its drain have not moved counts as failed: these blocks may be lost.
+    pub(in crate::pool) fn end_moves_off(&self, node: &Arc<StoreNode>) {
+        let off = self.replicas.off.lock();
+        let of_node = off.iter().filter(|(_, of)| Arc::ptr_eq(of, node));
+        let tasks: Vec<TaskId> = of_node.map(|(id, _)| *id).collect();
+        self.replicas.tasks.lose_node(&tasks);
+    }
+
     /// Begins the task of a drain, unless the drain was cancelled or the node has left.
     pub(super) async fn move_off(
         self: &Arc<Self>,
