@@ -284,6 +284,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 5,
+        what: "a move between zones replaces no copy that stays elsewhere",
+        file: "master/src/pool/tiering/transfers.rs",
+        on: "&& !self.has_good_copy_beside(&transfer.block, place.medium)",
+        off: "",
+        package: "kvpool-master",
+        test: "a_move_between_zones_replaces_no_copy_that_stays_elsewhere",
+    },
+    Mechanism {
+        invariant: 5,
         what: "a second copy of a block does not replace a copy that stays",
         file: "master/src/pool/tiering/transfers.rs",
         on: "if is_store && self.has_good_copy_beside(",

@@ -410,7 +410,11 @@ impl Pool {
         let (pool, of) = (Arc::clone(self), transfer.clone());
         self.record_transfer(&transfer.block, || {
             let is_there = match moves {
-                true => self.is_on_medium(namespace, &key, version),
+                // Another node may have stored the block meanwhile.
+                true => {
+                    self.is_on_medium(namespace, &key, version)
+                        && !self.has_good_copy_beside(&transfer.block, place.medium)
+                }
                 false => self.is_still_wanted(&transfer.block),
             };
             if !is_there {
