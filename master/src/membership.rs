@@ -22,7 +22,7 @@ mod table;
 
 use cancellations::Cancellations;
 pub use cancellations::DrainReport;
-pub(crate) use cancellations::UndrainOutcome;
+pub(crate) use cancellations::{Question, UndrainOutcome};
 use departure::Departure;
 pub use table::{Judged, Members, Registration};
 
@@ -351,6 +351,13 @@ impl StoreNode {
         self.drains().then_some(cancellations.made)
     }
 
+    /// What a word to the node would answer now; `None` if the node does not drain. It is read before the blocks are
+    /// counted that the word names.
+    pub(crate) fn question(&self) -> Option<Question> {
+        let cancellations = self.cancellations.lock();
+        self.drains().then_some(cancellations.question())
+    }
+
     /// True once the node has announced its shutdown.
     pub(crate) fn stops(&self) -> bool {
         self.stops.load(Ordering::Acquire)
@@ -419,17 +426,18 @@ impl StoreNode {
     }
 
     /// Records that the media of a node out of service do not come back, and tells the node. If this drain was
-    /// cancelled, nothing happens.
-    pub(crate) fn media_leave_too(&self, drain: u64) {
+    /// cancelled, nothing happens. Returns true if this was not known.
+    pub(crate) fn media_leave_too(&self, drain: u64) -> bool {
         let cancellations = self.cancellations.lock();
         if cancellations.made != drain || !self.drains() {
-            return;
+            return false;
         }
         let is_known = self.media_leave.swap(true, Ordering::AcqRel);
         let is_told = self.is_told_to_leave();
         if is_told && !is_known {
             self.order_drain();
         }
+        !is_known
     }
 
     /// Takes the node out of service for an operator. Returns the number of the drain. A drain that goes on does not
@@ -462,13 +470,13 @@ impl StoreNode {
 
     /// Tells the node that no block of it waits any more, and how many blocks leave with it. Sends nothing if this
     /// drain was cancelled, or if the node has not reported it: a node that stops since would take the message for the
-    /// answer to its stop.
-    pub(crate) fn tell_left(&self, drain: u64, left: u64) {
+    /// answer to its stop. Nor is it an answer to a report that came after the count. That report gets its own answer.
+    pub(crate) fn tell_left(&self, asked: Question, left: u64) {
         let cancellations = self.cancellations.lock();
         if !cancellations.is_reported {
             return;
         }
-        if cancellations.made == drain && self.drains() {
+        if cancellations.question() == asked && self.drains() {
             self.await_word(false);
             let answers = cancellations.reported;
             let word = proto::Demoted { left, answers };

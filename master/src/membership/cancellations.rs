@@ -11,6 +11,15 @@ pub struct DrainReport {
     pub number: u64,
 }
 
+/// The drain that a node is in, and its latest report that it drains. A word to the node answers this report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Question {
+    /// The number of the drain, as [`StoreNode::current_drain`](super::StoreNode::current_drain) has it.
+    pub(crate) drain: u64,
+    /// The number of the report.
+    report: u64,
+}
+
 /// How often operators have cancelled drains of the node in this term.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cancellations {
@@ -28,6 +37,13 @@ impl Cancellations {
     /// The number of the latest cancellation, unless the node has confirmed it.
     pub(super) fn open(self) -> Option<u64> {
         (self.confirmed < self.made).then_some(self.made)
+    }
+
+    pub(super) fn question(self) -> Question {
+        Question {
+            drain: self.made,
+            report: self.reported,
+        }
     }
 }
 

@@ -93,7 +93,7 @@ fn the_word_of_a_cancelled_drain_is_no_answer_to_a_stop() {
     let key = GrantKey([1; 32]);
     let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
     node.drain();
-    let first = node.current_drain().unwrap();
+    let first = node.question().unwrap();
     assert_eq!(node.undrain(), UndrainOutcome::Now);
     assert!(node.says_it_drains(DrainReport {
         session: None,
@@ -102,7 +102,7 @@ fn the_word_of_a_cancelled_drain_is_no_answer_to_a_stop() {
     }));
     node.tell_left(first, 0);
     assert!(node.awaits_word());
-    node.tell_left(node.current_drain().unwrap(), 0);
+    node.tell_left(node.question().unwrap(), 0);
     assert!(!node.awaits_word());
 }
 
@@ -119,7 +119,7 @@ fn the_word_to_a_node_names_the_report_that_it_answers() {
         number,
     };
     let mut answered = |node: &StoreNode| {
-        node.tell_left(node.current_drain().unwrap(), 0);
+        node.tell_left(node.question().unwrap(), 0);
         match inbox.try_recv().unwrap().unwrap().body {
             Some(proto::master_message::Body::Demoted(word)) => word.answers,
             other => panic!("{other:?}"),
@@ -134,6 +134,29 @@ fn the_word_to_a_node_names_the_report_that_it_answers() {
     assert_eq!(answered(&node), 3);
 }
 
+/// The node stops while the blocks are counted that an operator's drain has left. The stop moves them.
+#[test]
+fn a_word_is_no_answer_to_a_report_that_came_after_the_count() {
+    let key = GrantKey([1; 32]);
+    let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
+    let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
+    let session = node.attach(Address::default(), outbox, BootInstant(0));
+    let report = |session, number| DrainReport {
+        session,
+        moves: true,
+        number,
+    };
+    assert!(node.says_it_drains(report(Some(session), 1)));
+    let counted = node.question().unwrap();
+    assert!(node.says_it_drains(report(None, 2)));
+    node.tell_left(counted, 5);
+    assert!(inbox.try_recv().is_err());
+    assert!(node.awaits_word());
+    node.tell_left(node.question().unwrap(), 0);
+    assert!(inbox.try_recv().is_ok());
+    assert!(!node.awaits_word());
+}
+
 /// A medium is attached while the order is on its way, or the node stops just then.
 #[test]
 fn a_node_that_has_not_reported_its_drain_gets_no_word_of_it() {
@@ -146,20 +169,22 @@ fn a_node_that_has_not_reported_its_drain_gets_no_word_of_it() {
         moves: true,
         number,
     };
-    node.tell_left(node.leave(None), 0);
+    node.leave(None);
+    node.tell_left(node.question().unwrap(), 0);
     assert!(inbox.try_recv().is_err());
     assert!(node.says_it_drains(report(Some(session), 1)));
-    node.tell_left(node.current_drain().unwrap(), 0);
+    node.tell_left(node.question().unwrap(), 0);
     assert!(inbox.try_recv().is_ok());
     assert_eq!(node.undrain(), UndrainOutcome::Now);
     assert!(inbox.try_recv().is_ok(), "the cancellation");
-    node.tell_left(node.leave(None), 0);
+    node.leave(None);
+    node.tell_left(node.question().unwrap(), 0);
     assert!(
         inbox.try_recv().is_err(),
         "the report was of the drain before"
     );
     assert!(node.says_it_drains(report(None, 2)));
-    node.tell_left(node.current_drain().unwrap(), 0);
+    node.tell_left(node.question().unwrap(), 0);
     assert!(inbox.try_recv().is_ok());
 }
 

@@ -376,6 +376,8 @@ impl Pool {
         node.set_state(NodeState::Gone);
         node.end_session(self.now());
         self.doubt_drained();
+        // Before a block leaves.
+        self.end_moves_off(node);
         self.members.drop_incarnation(&node.name, node.incarnation);
         let segments = node.segments();
         let mut records: Vec<Record> = segments

@@ -591,6 +591,8 @@ impl Pool {
                 self.submit_left(&[block]);
             }
             None => {
+                // The block may now be on a draining node only.
+                self.doubt_drained();
                 let not_before = dropped.lease_until.max(self.lease_floor_of(version));
                 let freed = self.freed(std::iter::once(FreedReplicas {
                     replicas: &[dropped.replica],

@@ -30,7 +30,7 @@ use super::tiering::{Moved, Restored};
 use super::{FreedReplicas, Pool};
 use crate::clock::BootInstant;
 use crate::directory::{Spared, Tick};
-use crate::membership::StoreNode;
+use crate::membership::{Question, StoreNode};
 use crate::replica::{BlockId, Replica};
 use crate::store::record::{self, Record};
 use crate::workers::{Wake, Workers};
@@ -153,6 +153,15 @@ impl Left {
     }
 }
 
+/// A node that waits for the end of a task.
+#[derive(Debug)]
+struct Waits {
+    task: TaskId,
+    node: Arc<StoreNode>,
+    /// Whether the task began because the node waits for moves. Otherwise an operator's call began it.
+    is_own: bool,
+}
+
 /// The state of all tasks.
 #[derive(Debug, Default)]
 pub(super) struct Replicas {
@@ -165,7 +174,7 @@ pub(super) struct Replicas {
     /// the list.
     off: Mutex<Vec<(TaskId, Arc<StoreNode>)>>,
     /// Nodes that wait for a task before they leave.
-    waiting: Mutex<Vec<(TaskId, Arc<StoreNode>)>>,
+    waiting: Mutex<Vec<Waits>>,
     /// A counter. It rises when a task off a node begins, a node begins to leave or is suspect, or
     /// a medium is lost. A look at a draining node is void once the counter has risen.
     doubts: AtomicU64,
@@ -485,6 +494,9 @@ impl Pool {
         let drain = node.leave(media);
         drop(one_at_a_time);
         self.doubt_drained();
+        if node.media_leave() {
+            self.replace_copies_that_leave();
+        }
         // Runs as a task: a caller that leaves early must not leave the node half drained. Such a
         // node would take no blocks, and no task would move its blocks.
         let pool = Arc::clone(self);
@@ -517,10 +529,7 @@ impl Pool {
         let Some(task) = running.iter().find(moves) else {
             return false;
         };
-        let mut waiting = self.replicas.waiting.lock();
-        waiting.push((task.id, Arc::clone(node)));
-        drop(waiting);
-        self.replicas.wake();
+        self.wait_for_task(task.id, node, false);
         true
     }
 
@@ -543,23 +552,30 @@ impl Pool {
     /// Moves the blocks of a node that stops, and tells the node when no further block moves.
     pub(super) async fn move_all_of(self: &Arc<Self>, node: &Arc<StoreNode>) {
         // The drain may have been cancelled meanwhile.
-        let Some(drain) = node.current_drain() else {
+        let Some(asked) = node.question() else {
             return;
         };
-        match self.move_off(node, drain).await {
+        match self.move_off(node, asked.drain).await {
             Ok(task) => {
                 self.doubt_drained();
-                let mut waiting = self.replicas.waiting.lock();
-                waiting.push((task.id, Arc::clone(node)));
-                drop(waiting);
-                self.replicas.wake();
+                self.wait_for_task(task.id, node, true);
             }
             Err(error) if matches!(error.code, Code::NotDraining | Code::Missing) => {}
             Err(error) => {
                 tracing::warn!(node = %node.name, %error, "blocks of a draining node are not moved");
-                self.tell_saved(node, drain);
+                self.tell_saved(node, asked);
             }
         }
+    }
+
+    fn wait_for_task(&self, task: TaskId, node: &Arc<StoreNode>, is_own: bool) {
+        let waits = Waits {
+            task,
+            node: Arc::clone(node),
+            is_own,
+        };
+        self.replicas.waiting.lock().push(waits);
+        self.replicas.wake();
     }
 
     fn off(node: &StoreNode) -> Wish {
@@ -587,20 +603,21 @@ impl Pool {
     fn tell_waiting(self: &Arc<Self>, runtime: &Handle) {
         let ended: Vec<_> = {
             let mut waiting = self.replicas.waiting.lock();
-            let is_over = |(id, _): &mut (TaskId, _)| !self.replicas.tasks.is_running(*id);
+            let is_over = |waits: &mut Waits| !self.replicas.tasks.is_running(waits.task);
             waiting.extract_if(.., is_over).collect()
         };
-        for (task, node) in ended {
+        for waits in ended {
+            let node = &waits.node;
             // Read before the node's blocks are counted.
-            let Some(drain) = node.current_drain() else {
+            let Some(asked) = node.question() else {
                 continue;
             };
-            if self.may_store_on_media_of(&node) {
-                self.demote_all_of(&node);
-            } else if let Some(left) = self.left_after(task, &node) {
-                node.tell_left(drain, left);
+            if self.may_store_on_media_of(node) {
+                self.demote_all_of(node);
+            } else if let Some(left) = self.left_after(&waits) {
+                node.tell_left(asked, left);
             } else {
-                let pool = Arc::clone(self);
+                let (pool, node) = (Arc::clone(self), Arc::clone(node));
                 runtime.spawn(async move {
                     pool.puts_end_on(&node).await;
                     pool.move_all_of(&node).await;
@@ -612,8 +629,14 @@ impl Pool {
     /// The number of blocks that leave with a node after its task. `None` while the node waits for
     /// its blocks and may have blocks that the task did not try to move. Open puts may add such
     /// blocks, and a cancelled drain leaves such blocks.
-    fn left_after(&self, task: TaskId, node: &StoreNode) -> Option<u64> {
+    fn left_after(&self, ended: &Waits) -> Option<u64> {
+        let (task, node) = (ended.task, &*ended.node);
+        // A stop moves what an operator's task leaves when its caller's time is over.
+        let is_of_caller = node.stops() && !ended.is_own;
         let waits = node.waits_for_moves() && node.is_connected();
+        if waits && is_of_caller && self.replicas.tasks.is_cancelled(task) {
+            return None;
+        }
         // An operator may cancel a drain at the moment in which its node stops and finds the task still running. The
         // task then leaves blocks that the stop must move.
         if waits && self.replicas.tasks.is_of_cancelled_drain(task) {
@@ -637,8 +660,8 @@ impl Pool {
 
     /// Tells a draining node that it need not wait for any of its blocks, and how many blocks have
     /// no other replica.
-    pub(super) fn tell_saved(&self, node: &StoreNode, drain: u64) {
-        node.tell_left(drain, self.look_at_left(node, u64::MAX));
+    pub(super) fn tell_saved(&self, node: &StoreNode, asked: Question) {
+        node.tell_left(asked, self.look_at_left(node, u64::MAX));
     }
 
     /// The number of a node's blocks that leave with it, because no node that stays has a replica.

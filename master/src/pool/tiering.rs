@@ -53,7 +53,7 @@ use parking_lot::Mutex;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use stores::Stores;
 use tokio::sync::Notify;
 use transfers::Transfer;
@@ -438,6 +438,12 @@ impl Pool {
         })
     }
 
+    /// Queues blocks in memory again, because copies on media that do not come back count no more.
+    pub(super) fn replace_copies_that_leave(&self) {
+        self.tiering.has_lost_copies.store(true, Ordering::Release);
+        self.tiering.wake();
+    }
+
     /// Whether the block's copy will outlive its memory. The copy's medium must not have failed,
     /// nor be absent for long. The medium's node must not be out of service. `node` is an
     /// exception: its own copies count.
@@ -457,6 +463,29 @@ impl Pool {
                 medium = copy.and_then(|copy| first(copy.view()));
             });
         medium.is_some_and(|medium| self.keeps_copies(medium, node))
+    }
+
+    /// Whether a block has a copy on another medium than this one that can be read and stays: its node does not leave,
+    /// and its zone is not the next one to be emptied.
+    fn has_good_copy_beside(&self, block: &Moved, medium: SegmentId) -> bool {
+        let mut at = None;
+        let keys = [block.key.as_ref()];
+        let copies = self.tier.directory();
+        copies.visit(block.namespace, &keys, |_, copy| {
+            let copy = copy.filter(|copy| copy.version() == block.version);
+            at = copy.and_then(|copy| copy.view().replicas().first().copied());
+        });
+        let Some(at) = at.filter(|at: &Replica| at.segment != medium) else {
+            return false;
+        };
+        let is_served = {
+            let traffic = self.tiering.traffic.lock();
+            let used = traffic.uses.get(&at.segment);
+            used.is_some_and(|used| used.is_readable() && used.node.stays())
+        };
+        let other = self.tier.medium(at.segment);
+        let stays = other.is_some_and(|other| other.zone_of(at.offset) != other.next_zone());
+        is_served && stays
     }
 
     /// Whether the node has a medium whose copies count as kept.

@@ -467,6 +467,44 @@ async fn a_node_is_not_drained_once_the_other_holder_is_suspect() {
     assert_eq!(of_a(), "draining", "the other holder is silent");
 }
 
+/// The node is stopped during its drain, and does not wait for the end. An operator's command must not succeed then.
+#[tokio::test(flavor = "multi_thread")]
+async fn blocks_that_leave_with_their_node_during_its_drain_have_failed() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _) = pool(directory.path(), patient_with_nodes()).await;
+    let a = join(&pool, "a", 1).await;
+    for number in 1..=2 {
+        put(&pool, &key(number)).await;
+    }
+    let b = join(&pool, "b", 2).await;
+    let task = pool.drain_node(&NodeName("a".into()), false).await.unwrap();
+    let (first, second) = (b.next().await, b.next().await);
+    pool.pulled(&b.node, &[(first.ticket, Code::Ok)]);
+    let changed = || pool.replica_tasks(&[task.id])[0].changed;
+    crate::support::media::until("a block has moved", || changed() == 1).await;
+    pool.said_goodbye(&a.node);
+    pool.pulled(&b.node, &[(second.ticket, Code::Unreachable)]);
+    let ended = end(&pool, &task).await;
+    let counts = (ended.changed, ended.gone, ended.failed);
+    assert_eq!(counts, (1, 0, 1), "{ended:?}");
+    let (code, why) = ended.failure.unwrap();
+    assert_eq!(code, Code::Missing);
+    assert!(why.contains("node a has left the pool"), "{why}");
+}
+
+/// The next look at the blocks may come a second later.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_is_not_drained_once_the_other_replica_is_found_damaged() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, a, b) = with_two_replicas(directory.path(), Duration::from_millis(10)).await;
+    pool.draining(&a.node, false);
+    let of_a = || pool.state_label(&a.node);
+    crate::support::media::until("the first is drained", || of_a() == "drained").await;
+    let damaged = suspected_on(&pool, &b);
+    pool.verified(damaged, false);
+    assert_eq!(of_a(), "draining", "its replica is the last one");
+}
+
 /// The media of the node may come back without their copies. The next look at the blocks may come a second later.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_is_not_drained_by_a_look_of_its_earlier_session() {

@@ -414,6 +414,26 @@ async fn a_stop_after_a_cancelled_task_moves_every_block_before_the_node_is_told
     assert_eq!(holders(&pool, &key(1)), ["b"]);
 }
 
+/// The node stops while an operator's command waits. Then the time of the command is over, and it cancels its task.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_moves_the_blocks_of_a_task_that_is_cancelled_later() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _) = pool(directory.path(), patient_with_nodes()).await;
+    let a = join(&pool, "a", 1).await;
+    put(&pool, &key(1)).await;
+    let b = join(&pool, "b", 2).await;
+    let task = pool.drain_node(&name(), false).await.unwrap();
+    let first = b.next().await;
+    pool.draining(&a.node, true);
+    pool.cancel_replica_tasks(&[task.id]);
+    pool.pulled(&b.node, &[(first.ticket, Code::Unreachable)]);
+    let second = b.next().await;
+    assert!(a.left.lock().is_empty(), "the block is on its way");
+    pool.pulled(&b.node, &[(second.ticket, Code::Ok)]);
+    until("the node may leave", || *a.left.lock() == [0]).await;
+    assert_eq!(holders(&pool, &key(1)), ["b"]);
+}
+
 /// The client repeats a call by itself. The repeated call must not report that the node did not
 /// drain.
 #[tokio::test(flavor = "multi_thread")]

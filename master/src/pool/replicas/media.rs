@@ -49,7 +49,9 @@ impl Pool {
             ));
         };
         // The drain's own order may have been lost with the leader that gave it.
-        node.media_leave_too(drain);
+        if node.media_leave_too(drain) {
+            self.replace_copies_that_leave();
+        }
         self.doubt_drained();
         let own = self.media_held_by(&node);
         let found = self.only_on_media(&own).await;

@@ -123,7 +123,7 @@ impl Pool {
                 tick: block.tick(),
             });
         let Some(found) = read else {
-            return Step::Ended(Outcome::Gone);
+            return Step::Ended(task.missing());
         };
         match task.wish.change {
             Change::Drop => self.drop_replica(task.wish.from.as_ref(), &found),
@@ -225,7 +225,11 @@ impl Pool {
             node_of(replica).is_some_and(|node| wish.from.as_ref() == Some(&node.name))
         });
         if wish.from.is_some() && of_wish.is_none() {
-            return Step::Ended(Outcome::Gone);
+            let is_elsewhere = found.replicas.iter().any(|r| node_of(r).is_some());
+            return Step::Ended(match is_elsewhere {
+                true => Outcome::Gone,
+                false => task.missing(),
+            });
         }
         let readable = self.sources(work, &found, of_wish, node_of);
         let Some((source, source_node)) = readable.first().cloned() else {

@@ -350,7 +350,7 @@ impl Pool {
         if !is_there {
             self.free_target(&pull);
             self.replicas.pulls.lock().has_changed(&pull);
-            return pull.task.end(Outcome::Gone, self.now());
+            return pull.task.end(pull.task.missing(), self.now());
         }
         // This node's drain may have listed its blocks before the new replica came.
         if pull.dropped.is_some() && pull.target.drains() {
@@ -432,7 +432,8 @@ impl Pool {
                 let left = format!("node {} has left", pull.target.name);
                 Outcome::Failed(Code::Unreachable, left)
             }
-            Added::There | Added::Missing => Outcome::Gone,
+            Added::There => Outcome::Gone,
+            Added::Missing => pull.task.missing(),
         };
         match (pull.task.wish.change, &outcome) {
             (Change::Move, Outcome::Changed(_)) => self.metrics.replica_moved(length),

@@ -133,6 +133,8 @@ struct Progress {
     is_cancelled: bool,
     /// Whether the task belongs to a drain that an operator cancelled.
     is_of_cancelled_drain: bool,
+    /// Whether the node that the drain of the task empties has left the pool.
+    has_lost_node: bool,
 }
 
 /// A wait for room on one target.
@@ -174,6 +176,7 @@ impl Task {
                 starved: HashMap::new(),
                 is_cancelled: false,
                 is_of_cancelled_drain: false,
+                has_lost_node: false,
             }),
         }
     }
@@ -295,6 +298,18 @@ impl Task {
         let mut progress = self.progress.lock();
         progress.in_progress -= 1;
         progress.count(outcome, now);
+    }
+
+    /// The outcome for a block that the pool does not have any more.
+    pub(super) fn missing(&self) -> Outcome {
+        let has_lost_node = self.progress.lock().has_lost_node;
+        match self.wish.from.as_ref().filter(|_| has_lost_node) {
+            Some(node) => {
+                let why = format!("node {node} has left the pool before the block moved");
+                Outcome::Failed(Code::Missing, why)
+            }
+            None => Outcome::Gone,
+        }
     }
 
     /// Whether a caller has ended the task. Its pulls may still be in progress.
@@ -422,6 +437,14 @@ impl Tasks {
         (!progress.is_cancelled).then(|| progress.failed - task.failed_before)
     }
 
+    /// Whether a caller has ended a task.
+    pub(super) fn is_cancelled(&self, id: TaskId) -> bool {
+        let table = self.0.lock();
+        let mut tasks = table.running.values().chain(&table.ended);
+        let task = tasks.find(|task| task.id == id);
+        task.is_some_and(|task| task.is_cancelled())
+    }
+
     /// Whether a task belongs to a drain that was cancelled.
     pub(super) fn is_of_cancelled_drain(&self, id: TaskId) -> bool {
         let table = self.0.lock();
@@ -441,6 +464,14 @@ impl Tasks {
         let table = self.0.lock();
         for task in ids.iter().filter_map(|id| table.running.get(id)) {
             task.cancel(now);
+        }
+    }
+
+    /// Records that the node has left the pool that these tasks empty.
+    pub(super) fn lose_node(&self, ids: &[TaskId]) {
+        let table = self.0.lock();
+        for task in ids.iter().filter_map(|id| table.running.get(id)) {
+            task.progress.lock().has_lost_node = true;
         }
     }
 

@@ -121,7 +121,7 @@ impl Pool {
         if outcome != UndrainOutcome::Now {
             return (outcome, Vec::new());
         }
-        waiting.retain(|(_, of)| !is_of(of));
+        waiting.retain(|waits| !is_of(&waits.node));
         let tasks = off.extract_if(.., |(_, of)| is_of(of));
         (outcome, tasks.map(|(id, _)| id).collect())
     }
@@ -175,6 +175,14 @@ impl Pool {
         off.push((id, Arc::clone(node)));
     }
 
+    /// The node leaves the pool. What the tasks of its drain have not moved counts as failed: these blocks may be lost.
+    pub(in crate::pool) fn end_moves_off(&self, node: &Arc<StoreNode>) {
+        let off = self.replicas.off.lock();
+        let of_node = off.iter().filter(|(_, of)| Arc::ptr_eq(of, node));
+        let tasks: Vec<TaskId> = of_node.map(|(id, _)| *id).collect();
+        self.replicas.tasks.lose_node(&tasks);
+    }
+
     /// Begins the task of a drain, unless the drain was cancelled or the node has left.
     pub(super) async fn move_off(
         self: &Arc<Self>,
@@ -208,8 +216,8 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Work;
     use super::super::tasks::{Outcome, Task};
+    use super::super::{Waits, Work};
     use super::*;
     use crate::clock::BootClock;
     use crate::config::Config;
@@ -256,7 +264,12 @@ mod tests {
         assert!(pool.save_after_task_off(&node));
         pool.end_tasks_of_drain(&[task.id]);
         task.end(Outcome::Gone, pool.now());
-        assert_eq!(pool.left_after(task.id, &node), None);
+        let waits = Waits {
+            task: task.id,
+            node: Arc::clone(&node),
+            is_own: true,
+        };
+        assert_eq!(pool.left_after(&waits), None);
         pool.retire().await;
     }
 }

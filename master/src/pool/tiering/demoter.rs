@@ -294,7 +294,7 @@ impl Pool {
     /// Moves the blocks of a draining node without a copy to other nodes, if the node waits for this.
     async fn save_without_media(self: &Arc<Self>, node: &Arc<StoreNode>) {
         // The drain may have been cancelled meanwhile.
-        let Some(drain) = node.current_drain() else {
+        let Some(asked) = node.question() else {
             return;
         };
         let is_moved = self.save_after_task_off(node);
@@ -303,7 +303,7 @@ impl Pool {
         match moves {
             true if is_moved => {}
             true => self.move_all_of(node).await,
-            false => self.tell_saved(node, drain),
+            false => self.tell_saved(node, asked),
         }
     }
 
@@ -757,10 +757,15 @@ impl Pool {
     /// Tells a draining node once that its blocks have their copies.
     fn tell_demoted(&self, target: &Target) {
         // Read before the queue is examined. The cancellation of this drain ends the queue.
-        let drain = target.node.current_drain();
+        let Some(asked) = target.node.question() else {
+            return;
+        };
         {
             let mut demotions = self.tiering.demotions.lock();
-            let Some(line) = demotions.nodes.get_mut(&target.node.incarnation) else {
+            // A report that has come since may have begun the drain anew. The next round answers it.
+            let is_latest = target.node.question() == Some(asked);
+            let line = demotions.nodes.get_mut(&target.node.incarnation);
+            let Some(line) = line.filter(|_| is_latest) else {
                 return;
             };
             let traffic = self.tiering.traffic.lock();
@@ -790,8 +795,6 @@ impl Pool {
             }
             line.is_told = true;
         }
-        if let Some(drain) = drain {
-            self.tell_saved(&target.node, drain);
-        }
+        self.tell_saved(&target.node, asked);
     }
 }

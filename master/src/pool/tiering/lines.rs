@@ -78,7 +78,7 @@ impl Demotions {
     pub(super) fn expect(&mut self, node: Incarnation) {
         let line = self.nodes.entry(node).or_default();
         if line.drains.is_none() {
-            *line = line.anew();
+            *line = line.for_walk();
         }
     }
 
@@ -93,7 +93,7 @@ impl Demotions {
         }
         let anew = Line {
             has_missed_pins: line.has_missed_pins,
-            ..line.anew()
+            ..line.for_walk()
         };
         let newer = std::mem::replace(line, anew);
         let before = found.into_iter().chain(newer.aside);
@@ -160,6 +160,15 @@ impl Line {
         Self {
             most: self.most,
             ..Self::default()
+        }
+    }
+
+    /// An empty queue for a walk over all blocks. The blocks that have moved off media keep their turn.
+    fn for_walk(&mut self) -> Self {
+        let moved = std::mem::take(&mut self.moved);
+        Self {
+            moved,
+            ..self.anew()
         }
     }
 
@@ -360,6 +369,23 @@ mod tests {
         demotions.found(NODE, vec![waiting(1)]);
         assert_eq!(versions(&demotions), [1, 8, 9]);
         assert_eq!(demotions.nodes[&NODE].pinned.len(), 1);
+    }
+
+    /// Otherwise eviction would take these blocks before their copies are made. A medium that is lost begins a walk.
+    #[test]
+    fn a_walk_keeps_the_turn_of_blocks_that_moved_off_media() {
+        let mut demotions = Demotions::default();
+        demotions.expect(NODE);
+        for version in [8, 9] {
+            let line = demotions.nodes.get_mut(&NODE).unwrap();
+            line.moved.push_back((waiting(version), Tick(5)));
+            demotions.expect(NODE);
+        }
+        demotions.found(NODE, vec![waiting(1)]);
+        let moved = demotions.nodes[&NODE].moved.iter();
+        let moved: Vec<u64> = moved.map(|(one, _)| one.version.0).collect();
+        assert_eq!(moved, [8, 9]);
+        assert_eq!(versions(&demotions), [1]);
     }
 
     /// The end of a drain's queue is followed by word to the node, which waits for it.

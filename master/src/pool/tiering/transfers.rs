@@ -366,7 +366,16 @@ impl Pool {
     ///
     /// The copy of a block that was evicted meanwhile is kept. Its bytes were right when they were
     /// read, and since then no put and no removal has changed the key.
+    ///
+    /// A second copy of a block is not recorded: it would replace the first copy, and might leave
+    /// with its node or its zone.
     fn stored(self: &Arc<Self>, transfer: &Transfer) -> bool {
+        let is_store = matches!(transfer.direction, Direction::Store);
+        if is_store && self.has_good_copy_beside(&transfer.block, transfer.place.medium) {
+            self.leave_zones(transfer);
+            self.store_ended(transfer, true);
+            return false;
+        }
         let mut is_recorded = self.record_copy(transfer);
         if !is_recorded && self.may_be_evicted_now(transfer) {
             // An eviction is recorded only at the end of its step. After that it is known whether the block
@@ -401,7 +410,11 @@ impl Pool {
         let (pool, of) = (Arc::clone(self), transfer.clone());
         self.record_transfer(&transfer.block, || {
             let is_there = match moves {
-                true => self.is_on_medium(namespace, &key, version),
+                // Another node may have stored the block meanwhile.
+                true => {
+                    self.is_on_medium(namespace, &key, version)
+                        && !self.has_good_copy_beside(&transfer.block, place.medium)
+                }
                 false => self.is_still_wanted(&transfer.block),
             };
             if !is_there {
@@ -617,6 +630,8 @@ impl Pool {
         };
         let _until_submitted = self.evicting.read();
         if self.tier.copy_gone(&gone) {
+            // The block may now be in the memory of a draining node only.
+            self.doubt_drained();
             self.metrics.corrupt_replica();
             self.journal()
                 .insist(vec![Record::ReplicaGone(gone)], Ack::Durable, |_| {});

@@ -363,6 +363,35 @@ async fn a_node_is_not_drained_once_the_medium_with_its_copies_is_gone() {
     pool.retire().await;
 }
 
+/// The copy is found wrong when its zone is emptied. The next count of the blocks may come a second later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_is_not_drained_once_a_copy_of_its_blocks_is_found_wrong() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let (node, session, _sent) = connected(&pool);
+    let _segment = copied_on(&pool, &node, 1, |_| Some(0));
+    attach(&pool, &node, session, medium.id);
+    pool.members.insert(Arc::clone(&node));
+    until_shown(&pool, &node, NodeState::DRAINED).await;
+    let from = Place {
+        medium: medium.id,
+        offset: Offset(0),
+    };
+    let mut moves = transfer(&node, session, &medium, Direction::Forward { from });
+    moves.block.key = Key::parse("block-0").unwrap();
+    moves.block.version = Version(put_now(&pool, 0));
+    moves.place.offset = Offset(8192);
+    let ticket = {
+        let mut traffic = pool.tiering.traffic.lock();
+        assert!(traffic.begin(&medium, moves, proto::Transfer::default()));
+        traffic.last_ticket
+    };
+    pool.transfers_done(&node, &[(ticket, Code::ChecksumMismatch)]);
+    assert_eq!(medium.copies(), 0);
+    assert_eq!(pool.state_label(&node), "draining");
+    pool.retire().await;
+}
+
 /// A store to the medium is in progress, and no block would be lost with the node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_stops_with_a_medium_is_drained_only_once_it_is_told() {

@@ -38,6 +38,29 @@ async fn a_load_of_a_drain_is_no_use_of_its_block() {
     pool.retire().await;
 }
 
+/// Another node may have a block in memory whose only copy leaves. Its own medium takes the block.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocks_in_memory_get_other_copies_when_a_medium_leaves_for_good() {
+    for is_for_good in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, _medium) = pool_on_medium(directory.path()).await;
+        // The test does the demoter's work.
+        pool.term.end();
+        let (node, _session, _sent) = connected(&pool);
+        node.set_state(NodeState::Live);
+        pool.members.insert(Arc::clone(&node));
+        let has_lost = || pool.tiering.has_lost_copies.load(Ordering::Acquire);
+        assert!(!has_lost());
+        let begun = match is_for_good {
+            true => pool.drain_node_and_media(&node.name, true).await,
+            false => pool.drain_node(&node.name, true).await,
+        };
+        assert!(begun.is_ok(), "{begun:?}");
+        assert_eq!(has_lost(), is_for_good);
+        pool.retire().await;
+    }
+}
+
 /// A block that only passes through memory is evicted next. One that memory takes leaves nothing behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_is_given_up_only_for_a_block_that_memory_takes() {

@@ -190,6 +190,58 @@ async fn another_replica_of_a_block_takes_no_copy_from_it() {
     }
 }
 
+/// Two nodes with the block store it. The later copy would replace the first one, and might leave with its node.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_copy_replaces_only_a_copy_that_may_leave() {
+    // Zone 0 is being written, and zone 1 is emptied next.
+    for (offset, drains, replaces) in [(0, false, false), (1 << 18, false, true), (0, true, true)] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, medium) = pool_on_medium(directory.path()).await;
+        pool.tier.set_medium(record::Medium {
+            medium: MediumId(2),
+            ..medium_of(2)
+        });
+        let first = SegmentId::on_medium(2);
+        let key = Key::parse("block").unwrap();
+        let block = block("block", 7);
+        assert!(pool.tier.publish(record::Commit {
+            namespace: block.namespace,
+            key: block.key.clone(),
+            version: block.version,
+            length: block.length,
+            checksum: block.checksum,
+            replicas: smallvec::smallvec![(first, Offset(offset))],
+            parent: None,
+            hard_pin: false,
+        }));
+        assert!(pool.directory.publish(&[block]).remove(0).id.is_some());
+        let (stays, of_first, _sent) = connected(&pool);
+        stays.set_state(NodeState::Live);
+        attach(&pool, &stays, of_first, first);
+        let (outbox, _sent) = tokio::sync::mpsc::unbounded_channel();
+        let other = NodeName("other".into());
+        let other = StoreNode::new(other, Incarnation(2), GrantKey([2; 32]), pool.now());
+        let session = other.attach(Address::default(), outbox, pool.now());
+        let other = Arc::new(other);
+        attach(&pool, &other, session, medium.id);
+        let ticket = begin(&pool, &other, session, &medium, Direction::Store);
+        if drains {
+            stays.drain();
+        }
+        pool.transfers_done(&other, &[(ticket, Code::Ok)]);
+        pool.journal().flush().await.unwrap();
+        assert!(pool.is_on_medium(SPACE, &key, Version(7)));
+        let copies = u64::from(replaces);
+        assert_eq!(medium.copies(), copies, "{offset} {drains}");
+        let is_free = {
+            let traffic = pool.tiering.traffic.lock();
+            traffic.uses[&medium.id].busy.is_empty()
+        };
+        assert!(is_free, "the zone may be written again");
+        pool.retire().await;
+    }
+}
+
 /// Only a write discovers that an offset cannot be written.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_failed_is_tried_once_more() {

@@ -212,6 +212,58 @@ async fn a_zone_is_emptied_behind_what_an_earlier_session_recorded() {
     pool.retire().await;
 }
 
+/// Another node stores the block while its copy moves. The node of one of the two copies may be about to leave.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_move_between_zones_replaces_no_copy_that_stays_elsewhere() {
+    const FROM: u64 = 1 << 18;
+    for (stays, copies) in [(true, (0, 1)), (false, (1, 0))] {
+        let directory = tempfile::tempdir().unwrap();
+        let pool = pool_in(directory.path()).await;
+        let medium = copy_in_a_zone_that_is_due(&pool, FROM);
+        let second = SegmentId::on_medium(2);
+        pool.tier.set_medium(record::Medium {
+            medium: MediumId(2),
+            ..medium_of(2)
+        });
+        let (node, session, _sent) = connected(&pool);
+        let used = Use {
+            emptying: Emptying::Logging,
+            ..in_use(&node, session)
+        };
+        pool.tiering.traffic.lock().uses.insert(medium.id, used);
+        let (outbox, _sent) = tokio::sync::mpsc::unbounded_channel();
+        let other = NodeName("other".into());
+        let other = StoreNode::new(other, Incarnation(2), GrantKey([2; 32]), pool.now());
+        let of_other = other.attach(Address::default(), outbox, pool.now());
+        other.set_state(NodeState::Live);
+        let other = Arc::new(other);
+        attach(&pool, &other, of_other, second);
+        let from = Place {
+            medium: medium.id,
+            offset: Offset(FROM),
+        };
+        let ticket = begin(&pool, &node, session, &medium, Direction::Forward { from });
+        assert!(pool.tier.publish(record::Commit {
+            replicas: smallvec::smallvec![(second, Offset(0))],
+            ..copy_at(0)
+        }));
+        if !stays {
+            other.drain();
+        }
+        pool.transfers_done(&node, &[(ticket, Code::Ok)]);
+        pool.journal().flush().await.unwrap();
+        let there = pool.tier.medium(second).unwrap();
+        assert_eq!((medium.copies(), there.copies()), copies);
+        let moves = {
+            let traffic = pool.tiering.traffic.lock();
+            let used = &traffic.uses[&medium.id];
+            (used.forwards, used.busy.len())
+        };
+        assert_eq!(moves, (0, 0));
+        pool.retire().await;
+    }
+}
+
 /// While a block moves to another offset, the copy at its old offset is found damaged or is dropped with its
 /// zone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
