@@ -91,6 +91,19 @@ fn meet(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
 }
 
+impl Promise {
+    fn is_of(&self, reader: Process, token: u64, key: &Key) -> bool {
+        self.reader == reader && self.token == token && self.key == *key
+    }
+}
+
+/// When the reader asked for the last of the leases for which `is_it` is true. A renewal or a release is of one lease,
+/// and does not say which. What stays is judged for the least time.
+fn last_asked(promises: &[Promise], is_it: impl Fn(&Promise) -> bool) -> Option<Instant> {
+    let alike = promises.iter().filter(|promise| is_it(promise));
+    alike.map(|promise| promise.asked).max()
+}
+
 impl Promises {
     /// The clock of a master jumps: what it has promised may end early.
     pub(crate) fn clock_jumps(&self) {
@@ -255,19 +268,20 @@ impl Promises {
             if request.presence {
                 continue;
             }
-            let is_kept = |promise: &&mut Promise| {
-                promise.reader == reader && promise.token == request.token && promise.key == key
-            };
+            let is_kept = |promise: &Promise| promise.is_of(reader, request.token, &key);
             let version = request.versions.get(at).copied();
-            for promise in promises.iter_mut().filter(is_kept) {
+            let last = last_asked(&promises, is_kept);
+            for promise in promises.iter_mut().filter(|promise| is_kept(promise)) {
                 let has_left = promise.left_at.is_some_and(|left| left < asked);
                 if has_left && version == Some(promise.version) {
                     wrong = Some(format!(
                         "{promise} and renews, but the block has left there"
                     ));
                 }
-                promise.token = lease.token;
-                promise.until = given.until;
+                if Some(promise.asked) == last {
+                    promise.token = lease.token;
+                    promise.until = given.until;
+                }
             }
         }
         wrong
@@ -278,27 +292,26 @@ impl Promises {
         let Ok(request) = proto::ReleaseRequest::decode(request.clone()) else {
             return;
         };
-        let keys: Vec<Key> = unpack(&request.keys)
-            .flatten()
-            .map(|key| key.to_key())
-            .collect();
-        let token = |at: usize| request.tokens.get(at).copied().unwrap_or(request.token);
-        self.leases.end(|of, key, its| {
-            let mut keys = keys.iter().enumerate();
-            of == reader && keys.any(|(at, one)| one == key && token(at) == its)
-        });
-        let is_released = |promise: &Promise| {
-            let mut keys = keys.iter().enumerate();
-            promise.reader == reader
-                && keys.any(|(at, key)| *key == promise.key && token(at) == promise.token)
-        };
-        self.all.lock().retain(|promise| !is_released(promise));
+        for (at, key) in unpack(&request.keys).flatten().enumerate() {
+            let key = key.to_key();
+            let token = request.tokens.get(at).copied().unwrap_or(request.token);
+            let newest = match request.versions.get(at) {
+                Some(0) | None => u64::MAX,
+                Some(newest) => *newest,
+            };
+            self.leases.release(reader, &key, token, Version(newest));
+            let mut promises = self.all.lock();
+            let is_it =
+                |promise: &Promise| promise.is_of(reader, token, &key) && promise.version <= newest;
+            let asked = last_asked(&promises, is_it);
+            promises.retain(|promise| !is_it(promise) || Some(promise.asked) != asked);
+        }
     }
 
     /// A reader has died.
     pub(crate) fn forget(&self, reader: Process) {
         self.all.lock().retain(|promise| promise.reader != reader);
-        self.leases.end(|of, _, _| of == reader);
+        self.leases.forget(reader);
     }
 
     /// The promise that a write to these bytes of a node breaks.
