@@ -23,41 +23,45 @@ pub(crate) struct DiskRead {
     length: Length,
     /// Whether the master had no copy at this place when it sent the order.
     is_late: bool,
+    /// Whether the device could not read bytes of this range since then.
+    has_failed: bool,
 }
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Media {
-    /// The open orders that read a disk, by the master, the node and the ticket.
-    reads: Mutex<BTreeMap<(usize, usize, u64), DiskRead>>,
-    /// The nodes whose disks may return wrong bytes, or errors for single ranges.
+    /// The open orders that read a disk, by the session and the ticket. A node answers in the session of the order.
+    reads: Mutex<BTreeMap<(u64, u64), DiskRead>>,
+    /// The nodes whose disks may return wrong bytes.
     damaged: Mutex<BTreeSet<usize>>,
 }
 
 impl Media {
     /// From now on the disk of a node may return wrong bytes.
-    pub(crate) fn is_damaged(&self, node: usize) {
+    pub(crate) fn note_damage(&self, node: usize) {
         self.damaged.lock().insert(node);
+    }
+
+    /// The device of a node cannot read these bytes now. The answer to whoever ordered that has the code of wrong
+    /// bytes.
+    pub(crate) fn cannot_read(&self, node: usize, range: &Range<u64>) {
+        let mut reads = self.reads.lock();
+        let failed = reads.values_mut().filter(|read| read.takes(node, range));
+        failed.for_each(|read| read.has_failed = true);
     }
 
     /// Whether these bytes of a node's device are read for a copy that has left them. A load that waited for room reads
     /// the place that it knew, where another block may be written by now.
     pub(crate) fn is_late(&self, node: usize, range: &Range<u64>) -> bool {
         let reads = self.reads.lock();
-        let mut late = reads
-            .values()
-            .filter(|read| read.node == node && read.is_late);
-        late.any(|read| {
-            let start = DATA_START + read.offset.0;
-            let taken = medium::footprint(read.length).unwrap_or(read.length);
-            start <= range.start && range.end <= start + taken.0
-        })
+        let mut late = reads.values().filter(|read| read.is_late);
+        late.any(|read| read.takes(node, range))
     }
 
-    /// A master orders something of a node. `pool` is the master's.
+    /// A master orders something of a node, in a session. `pool` is the master's.
     pub(crate) fn orders(
         &self,
-        master: usize,
+        session: u64,
         node: usize,
         message: &proto::MasterMessage,
         pool: impl FnOnce() -> Option<Arc<Pool>>,
@@ -75,9 +79,9 @@ impl Media {
             false => Vec::new(),
         };
         let mut reads = self.reads.lock();
+        // A node offers its disk in a session once all transfers of earlier sessions have ended.
+        reads.retain(|(of, _), read| read.node != node || *of >= session);
         for order in &orders.transfers {
-            // A later term, or a later life of the master, gives its tickets anew.
-            reads.remove(&(master, node, order.ticket));
             let Some(from) = &order.from else { continue };
             let segment = SegmentId(from.segment);
             if segment.is_on_medium() {
@@ -88,20 +92,20 @@ impl Media {
                     offset: Offset(from.offset),
                     length: Length(from.length),
                     is_late: false,
+                    has_failed: false,
                 };
                 read.is_late = !read.is_of(&copies);
-                reads.insert((master, node, order.ticket), read);
+                reads.insert((session, order.ticket), read);
             }
         }
     }
 
-    /// A node answers a master. Returns a read that found wrong bytes on a disk to which nothing happened. A block in
-    /// memory may change while it is stored, so only reads of disks are judged. A device that is gone or full has
-    /// other codes.
+    /// A node answers a master, in a session. Returns a read that found wrong bytes on a disk to which nothing happened.
+    /// A block in memory may change while it is stored, so only reads of disks are judged. A device that is gone or
+    /// full has other codes.
     pub(crate) fn wrong_read(
         &self,
-        master: usize,
-        node: usize,
+        session: u64,
         message: &proto::NodeMessage,
     ) -> Option<DiskRead> {
         let Some(node_message::Body::TransfersDone(done)) = &message.body else {
@@ -111,12 +115,12 @@ impl Media {
         let mut found = None;
         let mut reads = self.reads.lock();
         for done in &done.transfers {
-            let read = reads.remove(&(master, node, done.ticket));
+            let read = reads.remove(&(session, done.ticket));
             if done.code == wrong {
-                found = read.or(found);
+                found = read.filter(|read| !read.has_failed).or(found);
             }
         }
-        found.filter(|_| !self.may_be_wrong(node))
+        found.filter(|read| !self.may_be_wrong(read.node))
     }
 
     /// Whether the disk of a node may return wrong bytes.
@@ -126,6 +130,13 @@ impl Media {
 }
 
 impl DiskRead {
+    /// Whether it reads these bytes of the device of a node.
+    fn takes(&self, node: usize, range: &Range<u64>) -> bool {
+        let start = DATA_START + self.offset.0;
+        let taken = medium::footprint(self.length).unwrap_or(self.length);
+        self.node == node && start <= range.start && range.end <= start + taken.0
+    }
+
     /// Whether one of these copies is read.
     fn is_of(&self, copies: &[StoredBlock]) -> bool {
         copies.iter().any(|copy| {

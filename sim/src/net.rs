@@ -56,6 +56,14 @@ pub(crate) struct NodePort {
     pub(crate) node: Arc<Node>,
 }
 
+/// A session of a node with a master.
+#[derive(Debug)]
+struct Session {
+    /// Later sessions have greater numbers.
+    number: u64,
+    stop: Stop,
+}
+
 /// See the module's documentation.
 pub(crate) struct Net {
     pub(crate) trace: Arc<Trace>,
@@ -76,6 +84,8 @@ pub(crate) struct Net {
     /// The pool's id, once a master has said it.
     pub(crate) cluster: Mutex<Option<ClusterId>>,
     pub(crate) messages: AtomicU64,
+    /// How many sessions nodes have had.
+    sessions: AtomicU64,
     /// Receives in progress at each life of a node: segment, range and grant.
     receives: Mutex<Vec<Receive>>,
     /// Whether readers must always find the right bytes, because nothing makes bytes wrong and no lease ends early.
@@ -168,6 +178,7 @@ impl Net {
             grants: Mutex::default(),
             cluster: Mutex::default(),
             messages: AtomicU64::new(0),
+            sessions: AtomicU64::new(0),
             receives: Mutex::default(),
             damage: Damage::default(),
             media: Media::default(),
@@ -525,17 +536,20 @@ impl Net {
             .nodes
             .session_over(Box::pin(ReceiverStream::new(at_master)));
         let lives = [life, port.life.clone()];
-        let stop = Arc::new(Stop::default());
+        let session = Arc::new(Session {
+            number: self.sessions.fetch_add(1, Ordering::Relaxed),
+            stop: Stop::default(),
+        });
         let up = Arc::clone(&self).pump(
             from,
             to,
             outgoing.into_inner(),
             to_master,
             lives.clone(),
-            Arc::clone(&stop),
+            Arc::clone(&session),
         );
         tokio::spawn(up);
-        tokio::spawn(self.pump_down(to, from, answers, to_node, lives, stop));
+        tokio::spawn(self.pump_down(to, from, answers, to_node, lives, session));
         Ok(Box::pin(ReceiverStream::new(at_node)))
     }
 
@@ -546,15 +560,15 @@ impl Net {
         mut messages: mpsc::Receiver<proto::NodeMessage>,
         inbox: mpsc::Sender<Result<proto::NodeMessage, Status>>,
         [one, other]: [Life; 2],
-        stop: Arc<Stop>,
+        session: Arc<Session>,
     ) {
         let pump = async {
             while let Some(message) = messages.recv().await {
                 if let (Process::Node(node), Some(Body::Register(seen))) = (from, &message.body) {
                     self.registrations.lock().insert(node, seen.clone());
                 }
-                if let (Process::Node(node), Process::Master(master)) = (from, to)
-                    && let Some(read) = self.media.wrong_read(master, node, &message)
+                if let Process::Master(master) = to
+                    && let Some(read) = self.media.wrong_read(session.number, &message)
                     && let Some(wrong) = self.judge_read(master, read)
                 {
                     self.violations.lock().push(wrong);
@@ -563,7 +577,7 @@ impl Net {
                 if !self.carry(from, to).await {
                     return;
                 }
-                stop.hears(&message);
+                session.stop.hears(&message);
                 if inbox.send(Ok(message)).await.is_err() {
                     return;
                 }
@@ -590,19 +604,19 @@ impl Net {
         mut messages: mpsc::UnboundedReceiver<Result<proto::MasterMessage, Status>>,
         inbox: mpsc::Sender<Result<proto::MasterMessage, Status>>,
         [node_life, master_life]: [Life; 2],
-        stop: Arc<Stop>,
+        session: Arc<Session>,
     ) {
         let pump = async {
             while let Some(message) = messages.recv().await {
                 let answers_stop = message
                     .as_ref()
-                    .is_ok_and(|message| stop.is_answered_by(message));
+                    .is_ok_and(|message| session.stop.is_answered_by(message));
                 if let Ok(message) = &message {
                     let wrong = answers::names_no_report(message);
                     self.violations.lock().extend(wrong);
                     if let (Process::Master(master), Process::Node(node)) = (from, to) {
                         let pool = || self.pool_of(master);
-                        self.media.orders(master, node, message, pool);
+                        self.media.orders(session.number, node, message, pool);
                     }
                     sleep(self.ambushes.orders(message)).await;
                 }
