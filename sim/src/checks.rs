@@ -73,6 +73,7 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
     }
     if leading.is_empty() {
         world.load.whole.lock().forget();
+        world.unheard.lock().forget();
     }
     Ok(())
 }

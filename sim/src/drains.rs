@@ -14,7 +14,11 @@ use kvpool_types::{Incarnation, SegmentId, Version};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use tokio::time::Instant;
+
+/// Within this time a leader counts the blocks of a node that drains. It does so every second.
+const COUNTED: Duration = Duration::from_millis(2_500);
 
 impl Plan {
     /// From a stream of its own: faults that excuse a loss give way to drains, of several nodes at once. Every
@@ -313,19 +317,70 @@ fn copies_stay(plan: &Plan) -> bool {
     !plan.has_disks() || plan.disk_bytes >= RING && plan.all_faults().all(lasts)
 }
 
+/// Drained nodes that wait for no moves, have a medium in use and await a word, each in a term and since when.
+///
+/// Such a node gets no word while it has no medium, and is called drained then. Once it has one, the next look of its
+/// leader ends that, until the node is told.
+#[derive(Debug, Default)]
+pub(crate) struct Unheard(BTreeMap<(u64, Incarnation), Instant>);
+
+impl Unheard {
+    /// Looks at the nodes of a leader.
+    fn look(&mut self, pool: &Pool) -> Result<(), String> {
+        let before = std::mem::take(&mut self.0);
+        for node in pool.members.all() {
+            let is_drained = pool.state_label(&node) == NodeState::DRAINED;
+            if !is_drained || !node.awaits_word() || !uses_medium(pool, &node) {
+                continue;
+            }
+            let of = (pool.epoch.0, node.incarnation);
+            let since = before.get(&of).copied().unwrap_or_else(Instant::now);
+            if since.elapsed() > COUNTED {
+                return Err(format!(
+                    "{} is called drained and has a medium, and was not told that it may leave",
+                    node.name
+                ));
+            }
+            self.0.insert(of, since);
+        }
+        Ok(())
+    }
+
+    /// No leader is there to look at.
+    pub(crate) fn forget(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// Whether a medium of the node is attached in its present session. An earlier life of the node has the same name.
+fn uses_medium(pool: &Pool, node: &StoreNode) -> bool {
+    let members = pool.members.all();
+    let mut others = members
+        .iter()
+        .filter(|one| one.incarnation != node.incarnation);
+    if !node.is_connected() || others.any(|one| one.name == node.name && one.is_connected()) {
+        return false;
+    }
+    let is_used = |state: &str| matches!(state, "ready" | "read_only" | "slow");
+    let mut media = pool.media().into_iter();
+    media.any(|medium| medium.record.node == node.name && is_used(medium.state))
+}
+
 /// A node that is called drained can stop: no block would be lost with it, and it was told so.
 ///
 /// A node that becomes silent or leaves, and a medium that is gone, end the label at once. A drained node gets no
 /// block: its puts and pulls were counted, and a load leaves the copy where it is.
 pub(crate) fn labels_are_true(world: &World, sight: &Sight<'_>) -> Result<(), String> {
     let (plan, pool) = (&world.plan, sight.pool);
+    let waits_for_moves = plan.departs != Some(Departs::WithoutMoves);
+    if !waits_for_moves {
+        world.unheard.lock().look(pool)?;
+    }
     for node in pool.members.all() {
         if pool.state_label(&node) != NodeState::DRAINED {
             continue;
         }
-        // Who waits for no moves gets no word while it has no medium.
-        let gets_word = plan.departs != Some(Departs::WithoutMoves);
-        if gets_word && node.awaits_word() {
+        if waits_for_moves && node.awaits_word() {
             return Err(format!(
                 "{} is called drained, and was not told that it may leave",
                 node.name
