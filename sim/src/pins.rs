@@ -68,6 +68,12 @@ fn disks_of(plan: &Plan, pool: &Pool, is_wanted: impl Fn(usize) -> bool) -> Vec<
     disks.map(|medium| medium.id).collect()
 }
 
+/// Whether an administrator deletes the namespace of the key.
+fn is_deleted(plan: &Plan, key: u64) -> bool {
+    let mut tenants = 0..plan.tenants.len();
+    tenants.any(|tenant| plan.keys_of(tenant).contains(&key) && plan.deletes(tenant))
+}
+
 impl Tenant {
     fn may_pin(&self) -> bool {
         let limits = [
@@ -227,10 +233,8 @@ impl Pins {
         let disks = disks_of(plan, pool, |node| plan.keeps_disk(node));
         let since = self.at.replace(Instant::now());
         let before = std::mem::replace(&mut self.seen, now);
-        let mut deleted = plan.all_faults();
-        let is_deleted = deleted.any(|fault| matches!(fault, Fault::Delete(..)));
         let is_same_term = std::mem::replace(&mut self.epoch, pool.epoch.0) == pool.epoch.0;
-        if is_same_term && !is_deleted && !world.has_just_lost() {
+        if is_same_term && !world.has_just_lost() {
             self.copies_stay(plan, pool, &before)?;
         }
         let nodes = segments.iter().map(|one| (one.id, one.node.incarnation));
@@ -238,7 +242,7 @@ impl Pins {
         let losses = world.losses.load(Ordering::Acquire);
         let lost_none = std::mem::replace(&mut self.losses, losses) == losses;
         // A node that stayed for a moment took the block over, and was lost.
-        let is_judged = is_same_term && !is_deleted && lost_none && plan.ssd_drop_ms.is_none();
+        let is_judged = is_same_term && lost_none && plan.ssd_drop_ms.is_none();
         let sound = disks_of(plan, pool, |node| is_right(plan, node));
         let has_copy = |seen: &Seen| seen.media.iter().any(|id| sound.contains(id));
         let left = before.into_iter().filter_map(|(key, seen)| {
@@ -247,7 +251,8 @@ impl Pins {
                 false => seen.memory.iter().any(is_there),
             };
             let now = self.seen.get(&key).map(|now| now.version);
-            let stays = stays || is_judged && !seen.stays && has_copy(&seen);
+            let keeps_copy = is_judged && !is_deleted(plan, key);
+            let stays = stays || keeps_copy && !seen.stays && has_copy(&seen);
             let has_left = stays && now != Some(seen.version) && !took_over(&seen);
             (has_left && !self.damaged.contains(&seen.version)).then_some(Unpinned {
                 key,
@@ -286,7 +291,7 @@ impl Pins {
         before: &BTreeMap<u64, Seen>,
     ) -> Result<(), String> {
         let disks = disks_of(plan, pool, |node| is_right(plan, node));
-        for (key, seen) in before {
+        for (key, seen) in before.iter().filter(|(key, _)| !is_deleted(plan, **key)) {
             let Some(now) = self.seen.get(key) else {
                 continue;
             };
