@@ -36,6 +36,9 @@ use tonic::{Code as GrpcCode, Request, Status};
 
 /// How long a peer takes to find out that a connection is gone: keep-alive pings say so.
 const LOST_CONNECTION: Duration = Duration::from_millis(1_500);
+/// How long a reader takes at most to report wrong bytes, beside the time of its lease. A get takes three seconds, and
+/// so does the call that reports.
+const REPORTED: Duration = Duration::from_secs(10);
 /// Used grants that an eavesdropper keeps.
 const GRANTS: usize = 64;
 /// Messages on their way in one session of a node.
@@ -88,8 +91,9 @@ pub(crate) struct Net {
     sessions: AtomicU64,
     /// Receives in progress at each life of a node: segment, range and grant.
     receives: Mutex<Vec<Receive>>,
-    /// Whether readers must always find the right bytes, because nothing makes bytes wrong and no lease ends early.
-    reads_are_right: bool,
+    /// How long after a jump of a master's clock readers may find wrong bytes under a lease. Leases from before the
+    /// jump may end early. `None`: always, because bytes become wrong on their way.
+    wrong_after_jump: Option<Duration>,
     /// Whether nodes send no bytes without a location that the leader signed.
     has_signed_reads: bool,
     /// Where blocks became wrong on their way.
@@ -182,7 +186,8 @@ impl Net {
             receives: Mutex::default(),
             damage: Damage::default(),
             media: Media::default(),
-            reads_are_right: plan.reads_are_right(),
+            wrong_after_jump: (!plan.flips_bytes())
+                .then(|| Duration::from_millis(plan.lease_ms) + REPORTED),
             has_signed_reads: plan.has_signed_reads,
             promises: Promises::default(),
             terms: Terms::default(),
@@ -392,6 +397,12 @@ impl Net {
         }
     }
 
+    /// Whether a reader under a lease finds the committed bytes now.
+    fn reads_are_right(&self) -> bool {
+        let excused = self.wrong_after_jump;
+        excused.is_some_and(|excused| !self.promises.has_jumped_within(excused))
+    }
+
     /// The way of one message.
     pub(crate) async fn pass(&self, from: Process, to: Process) -> Fate {
         self.messages.fetch_add(1, Ordering::Relaxed);
@@ -422,7 +433,7 @@ impl Net {
         if method == "Release" {
             self.promises.released(from, &request);
         }
-        if method == "ReportReplicas" && self.reads_are_right && reports_wrong_bytes(&request) {
+        if method == "ReportReplicas" && self.reads_are_right() && reports_wrong_bytes(&request) {
             let wrong = format!("{from} found other bytes than were committed, under a lease");
             self.violations.lock().push(wrong);
         }

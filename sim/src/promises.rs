@@ -112,6 +112,13 @@ impl Promises {
         self.leases.clear();
     }
 
+    /// Whether the clock of a master jumped so lately.
+    pub(crate) fn has_jumped_within(&self, wait: Duration) -> bool {
+        self.jumped
+            .lock()
+            .is_some_and(|jumped| jumped.elapsed() <= wait)
+    }
+
     fn counts(&self, asked: Instant) -> bool {
         self.jumped.lock().is_none_or(|jumped| asked > jumped)
     }
