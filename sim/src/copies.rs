@@ -48,6 +48,12 @@ pub(crate) fn is_right(plan: &Plan, node: usize) -> bool {
     losses.all(|(who, loss)| who != node || loss < Loss::Writes)
 }
 
+/// Whether nothing has taken copies from the disk of the node so far. A fault that comes later excuses nothing now.
+pub(crate) fn is_right_so_far(world: &World, node: usize) -> bool {
+    let is_harmed = || world.ssds.get(node).is_some_and(|ssd| ssd.is_harmed());
+    is_right(&world.plan, node) || !is_harmed()
+}
+
 /// Whether a copy of another disk at this node, if there is one, is all that happens to the node's disk. An old image
 /// takes nothing from the node that has the original, and an equal one stays where it is.
 fn keeps_clone(plan: &Plan, node: usize) -> bool {

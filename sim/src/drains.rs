@@ -1,7 +1,7 @@
 //! Nodes that leave in order: because they stop, or because an operator takes them out of service.
 
 use crate::checks::{RING, is_on, leading};
-use crate::copies::is_right;
+use crate::copies::is_right_so_far;
 use crate::dice::{Dice, Stream};
 use crate::plan::{Call, Departs, DiskFault, Fault, LATE_DROP, Moment, Plan, Process, Said, Trick};
 use crate::sight::Sight;
@@ -210,14 +210,14 @@ impl Stays {
             return left;
         };
         let judges_zones =
-            awaited && zones_stay(plan) && !world.load.is_over.load(Ordering::Acquire);
+            awaited && zones_stay(world) && !world.load.is_over.load(Ordering::Acquire);
         for (key, version) in before {
             let has_version = |form: &&StoredBlock| form.version == version;
             if sight.block(key).is_some_and(|block| has_version(&block)) {
                 continue;
             }
             match sight.copy(key).filter(has_version) {
-                None if blocks_stay(plan) => left.lost.push((key, version, since)),
+                None if blocks_stay(world) => left.lost.push((key, version, since)),
                 Some(copy) if judges_zones && self.is_doomed(sight.pool, copy) => {
                     left.doomed.push((key, version, since));
                 }
@@ -254,20 +254,21 @@ impl Stays {
 
 /// Whether memory is made free for loads alone while the only node drains. An operator's order makes no copies at
 /// first, and empties no zone.
-fn zones_stay(plan: &Plan) -> bool {
+fn zones_stay(world: &World) -> bool {
     let is_order = |fault: &Fault| matches!(fault, Fault::OutOfService(..));
-    nothing_else_takes_blocks(plan) && !plan.all_faults().any(is_order)
+    nothing_else_takes_blocks(world) && !world.plan.all_faults().any(is_order)
 }
 
 /// Whether nothing but a change of its key takes a block from memory and from the disk at once.
-fn blocks_stay(plan: &Plan) -> bool {
-    plan.disk_bytes >= RING && nothing_else_takes_blocks(plan)
+fn blocks_stay(world: &World) -> bool {
+    world.plan.disk_bytes >= RING && nothing_else_takes_blocks(world)
 }
 
 /// Whether no wrong byte, no fault of the only disk and no administrator takes a block.
-fn nothing_else_takes_blocks(plan: &Plan) -> bool {
+fn nothing_else_takes_blocks(world: &World) -> bool {
+    let plan = &world.plan;
     plan.noise.flipped_writes == 0
-        && is_right(plan, 0)
+        && is_right_so_far(world, 0)
         && !plan.has_settings()
         && !plan.all_faults().any(Fault::takes_from_namespace)
 }
@@ -306,15 +307,18 @@ pub(crate) fn is_called_drained(world: &World, node: Incarnation) -> bool {
     })
 }
 
-/// Whether copies stay on disks until a doubt is raised about drained nodes: zones are not emptied, and no copy is
-/// found wrong. A disk that is gone is such a doubt for its own node.
-fn copies_stay(plan: &Plan) -> bool {
+/// Whether copies have stayed on disks until a doubt was raised about drained nodes: zones are not emptied, and no copy
+/// is found wrong. A disk that is gone is such a doubt for its own node.
+fn copies_stay(world: &World) -> bool {
+    let plan = &world.plan;
     let lasts = |fault: &Fault| match fault {
-        Fault::Delete(..) => false,
         Fault::Disk(_, DiskFault::IsGone, _) => plan.nodes == 1,
         other => !other.harms_disk(),
     };
-    !plan.has_disks() || plan.disk_bytes >= RING && plan.all_faults().all(lasts)
+    let are_right = || (0..plan.nodes).all(|node| is_right_so_far(world, node));
+    let is_deleted = || (0..plan.tenants.len()).any(|tenant| plan.deletes(tenant));
+    let stay = || !is_deleted() && (plan.all_faults().all(lasts) || are_right());
+    !plan.has_disks() || plan.disk_bytes >= RING && stay()
 }
 
 /// Drained nodes that wait for no moves, have a medium in use and await a word, each in a term and since when.
@@ -387,7 +391,7 @@ pub(crate) fn labels_are_true(world: &World, sight: &Sight<'_>) -> Result<(), St
             ));
         }
         // A replica with a wrong byte leaves when a reader finds it.
-        if plan.noise.flipped_writes > 0 || !copies_stay(plan) {
+        if plan.noise.flipped_writes > 0 || !copies_stay(world) {
             continue;
         }
         let own = node.segments();

@@ -100,9 +100,9 @@ impl Media {
         }
     }
 
-    /// A node answers a master, in a session. Returns a read that found wrong bytes on a disk to which nothing happened.
-    /// A block in memory may change while it is stored, so only reads of disks are judged. A device that is gone or
-    /// full has other codes.
+    /// A node answers a master, in a session. Returns a read that found wrong bytes on a disk to which nothing
+    /// happened. A block in memory may change while it is stored, so only reads of disks are judged. A device that is
+    /// gone or full has other codes.
     pub(crate) fn wrong_read(
         &self,
         session: u64,

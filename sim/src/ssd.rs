@@ -38,6 +38,8 @@ pub(crate) struct Ssd {
     pub(crate) ledger: Ledger,
     /// Whether there is a copy of it, or it is one.
     has_twin: AtomicBool,
+    /// Whether something has happened that may take copies from it, or keep them from being written.
+    is_harmed: AtomicBool,
     requests: AtomicU64,
     /// Two requests that were in flight for the same bytes, one of them a write.
     collision: Mutex<Option<String>>,
@@ -151,6 +153,7 @@ impl Ssd {
             writes: AtomicU64::new(0),
             ledger: Ledger::default(),
             has_twin: AtomicBool::new(false),
+            is_harmed: AtomicBool::new(false),
             requests: AtomicU64::new(0),
             collision: Mutex::default(),
             state: Mutex::default(),
@@ -175,6 +178,9 @@ impl Ssd {
     /// The disk goes wrong in this way, for a while.
     pub(crate) fn inflict(&self, fault: DiskFault, wait: Duration) {
         let until = Some(Instant::now() + wait);
+        if fault != DiskFault::Stalls {
+            self.harm();
+        }
         if fault == DiskFault::Rots {
             self.net.media.note_damage(self.node);
         }
@@ -193,12 +199,14 @@ impl Ssd {
 
     /// The power fails: what was not flushed may be lost, also in part.
     pub(crate) fn cut_power(&self) {
+        self.harm();
         self.net.media.note_damage(self.node);
         self.state.lock().lose_unflushed(&self.net.dice);
     }
 
     /// The disk is as it was when the node began to use it, as after a restored snapshot.
     pub(crate) fn roll_back(&self) {
+        self.harm();
         self.net.media.note_damage(self.node);
         let mut state = self.state.lock();
         state.granules = state.image.clone();
@@ -208,6 +216,7 @@ impl Ssd {
 
     /// The disk is a new one.
     pub(crate) fn become_blank(&self) {
+        self.harm();
         let mut state = self.state.lock();
         state.granules.clear();
         state.durable.clear();
@@ -227,8 +236,19 @@ impl Ssd {
     pub(crate) fn twins(&self, source: &Self) {
         for twin in [self, source] {
             twin.has_twin.store(true, Ordering::Relaxed);
+            twin.harm();
             twin.net.media.note_damage(twin.node);
         }
+    }
+
+    /// From now on copies may be missing on it.
+    pub(crate) fn harm(&self) {
+        self.is_harmed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether copies may be missing on it, as far as its own faults go.
+    pub(crate) fn is_harmed(&self) -> bool {
+        self.is_harmed.load(Ordering::Relaxed)
     }
 
     /// Ends all faults that end by themselves.
