@@ -1,7 +1,7 @@
 //! What a disk returns for a copy that a master recorded.
 //!
 //! A copy is recorded once its bytes are on the disk. Nothing writes there while the master knows the copy at this
-//! place. So a disk to which nothing happened returns the right bytes for it.
+//! place. So a read that succeeds finds the right bytes for it, on a disk that has lost no bytes.
 
 use kvpool_master::directory::StoredBlock;
 use kvpool_master::pool::Pool;
@@ -100,9 +100,9 @@ impl Media {
         }
     }
 
-    /// A node answers a master, in a session. Returns a read that found wrong bytes on a disk to which nothing
-    /// happened. A block in memory may change while it is stored, so only reads of disks are judged. A device that is
-    /// gone or full has other codes.
+    /// A node answers a master, in a session. Returns a read that found wrong bytes on a disk that has lost
+    /// none. A block in memory may change while it is stored, so only reads of disks are judged. A device that is gone
+    /// or full has other codes.
     pub(crate) fn wrong_read(
         &self,
         session: u64,
@@ -158,8 +158,8 @@ impl DiskRead {
         } = self;
         is_there.then(|| {
             format!(
-                "n{node} finds wrong bytes for the copy of version {version} at {offset} of {segment}, and nothing \
-                 happened to its disk"
+                "n{node} finds wrong bytes for the copy of version {version} at {offset} of {segment}, and its disk \
+                 has lost none"
             )
         })
     }

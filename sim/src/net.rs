@@ -502,20 +502,13 @@ impl Net {
         if let Ok(reply) = &reply {
             self.terms.answered(from, method, reply);
             let promises = &self.promises;
-            match method {
-                "Lookup" => {
-                    if let Some(wrong) = promises.located(from, asked, &asks, reply) {
-                        self.violations.lock().push(wrong);
-                    }
-                }
-                "Renew" => {
-                    if let Some(wrong) = promises.renewed(from, asked, &asks, reply) {
-                        self.violations.lock().push(wrong);
-                    }
-                }
+            let wrong = match method {
+                "Lookup" => promises.located(from, asked, &asks, reply),
+                "Renew" => promises.renewed(from, asked, &asks, reply),
                 "Exist" => promises.present(from, asked, &asks, reply),
-                _ => {}
-            }
+                _ => None,
+            };
+            self.violations.lock().extend(wrong);
         }
         reply.map_err(Unanswered::Failed)
     }

@@ -87,6 +87,13 @@ fn end_of(lease: proto::Lease, asked: Instant) -> Instant {
     asked + (ttl - ttl / 1_000)
 }
 
+/// What is wrong with an answer of this term: a master refuses whoever knows a later one.
+fn of_earlier_term(reader: Process, asked: Option<&proto::Caller>, epoch: u64) -> Option<String> {
+    let known = asked.map_or(0, |caller| caller.epoch);
+    let is_earlier = epoch < known;
+    is_earlier.then(|| format!("{reader} knows epoch {known}, and gets an answer of epoch {epoch}"))
+}
+
 fn meet(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
 }
@@ -145,12 +152,8 @@ impl Promises {
         ) else {
             return None;
         };
-        let known = request.caller.map_or(0, |caller| caller.epoch);
-        if reply.epoch < known {
-            return Some(format!(
-                "{reader} knows epoch {known}, and gets locations of epoch {}",
-                reply.epoch
-            ));
+        if let Some(wrong) = of_earlier_term(reader, request.caller.as_ref(), reply.epoch) {
+            return Some(wrong);
         }
         let lease = reply.lease.filter(|lease| lease.ttl_ms > 0)?;
         if !self.counts(asked) {
@@ -202,19 +205,26 @@ impl Promises {
         None
     }
 
-    /// A reader that asked at `asked` was told which keys are present.
-    pub(crate) fn present(&self, reader: Process, asked: Instant, request: &Bytes, reply: &Bytes) {
+    /// A reader that asked at `asked` was told which keys are present. Returns what is wrong with the answer.
+    pub(crate) fn present(
+        &self,
+        reader: Process,
+        asked: Instant,
+        request: &Bytes,
+        reply: &Bytes,
+    ) -> Option<String> {
         let (Ok(request), Ok(reply)) = (
             proto::ExistRequest::decode(request.clone()),
             proto::ExistReply::decode(reply.clone()),
         ) else {
-            return;
+            return None;
         };
-        let Some(lease) = reply.lease.filter(|lease| lease.ttl_ms > 0) else {
-            return;
-        };
+        if let Some(wrong) = of_earlier_term(reader, request.caller.as_ref(), reply.epoch) {
+            return Some(wrong);
+        }
+        let lease = reply.lease.filter(|lease| lease.ttl_ms > 0)?;
         if !self.counts(asked) {
-            return;
+            return None;
         }
         let given = Given {
             reader,
@@ -231,6 +241,7 @@ impl Promises {
         let keys = keys.filter(|(at, _)| is_there(*at));
         let keys = keys.map(|(_, key)| (key.to_key(), None));
         self.leases.begin(given, keys);
+        None
     }
 
     /// Whether a reader has got a location just now.
@@ -254,6 +265,9 @@ impl Promises {
         ) else {
             return None;
         };
+        if let Some(wrong) = of_earlier_term(reader, request.caller.as_ref(), reply.epoch) {
+            return Some(wrong);
+        }
         let lease = reply.lease.filter(|lease| lease.ttl_ms > 0)?;
         if !self.counts(asked) {
             return None;
