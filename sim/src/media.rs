@@ -164,3 +164,74 @@ impl DiskRead {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The node with the disk.
+    const NODE: usize = 1;
+
+    fn orders(media: &Media, session: u64, ticket: u64, offset: u64) {
+        let from = proto::ExtentRange {
+            segment: SegmentId::on_medium(4).0,
+            offset,
+            length: 100,
+        };
+        let order = proto::Transfer {
+            ticket,
+            from: Some(from),
+            ..proto::Transfer::default()
+        };
+        let orders = proto::Transfers {
+            transfers: vec![order],
+        };
+        let message = proto::MasterMessage {
+            body: Some(master_message::Body::Transfers(orders)),
+        };
+        media.orders(session, NODE, &message, || None);
+    }
+
+    /// Whether the answer that the bytes are wrong is to be judged.
+    fn is_wrong(media: &Media, session: u64, ticket: u64) -> bool {
+        let done = proto::TransferDone {
+            ticket,
+            code: Code::ChecksumMismatch.to_wire().into(),
+            takes_no_writes: false,
+        };
+        let done = proto::TransfersDone {
+            transfers: vec![done],
+        };
+        let message = proto::NodeMessage {
+            body: Some(node_message::Body::TransfersDone(done)),
+        };
+        media.wrong_read(session, &message).is_some()
+    }
+
+    #[test]
+    fn a_read_that_failed_excuses_itself_alone() {
+        let media = Media::default();
+        orders(&media, 7, 1, 0);
+        orders(&media, 7, 2, 1 << 20);
+        media.cannot_read(NODE + 1, &(DATA_START..DATA_START + 100));
+        media.cannot_read(NODE, &(DATA_START..DATA_START + 100));
+        assert!(!is_wrong(&media, 7, 1));
+        assert!(is_wrong(&media, 7, 2));
+        assert!(!is_wrong(&media, 7, 2), "it was answered");
+        orders(&media, 7, 3, 0);
+        assert!(is_wrong(&media, 7, 3), "the device can read it again");
+        orders(&media, 7, 4, 0);
+        media.note_damage(NODE);
+        assert!(!is_wrong(&media, 7, 4));
+    }
+
+    #[test]
+    fn an_answer_is_to_an_order_of_its_session() {
+        let media = Media::default();
+        orders(&media, 7, 1, 0);
+        assert!(!is_wrong(&media, 8, 1));
+        orders(&media, 8, 1, 1 << 20);
+        assert!(!is_wrong(&media, 7, 1), "this session is over");
+        assert!(is_wrong(&media, 8, 1));
+    }
+}
