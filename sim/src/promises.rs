@@ -515,3 +515,132 @@ fn places_of(sight: &Sight<'_>) -> BTreeSet<Place> {
     });
     places.collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvpool_types::wire::keys::pack;
+    use tokio::time::advance;
+
+    const READER: Process = Process::Client(0);
+    const NODE: Incarnation = Incarnation(7);
+    const SEGMENT: SegmentId = SegmentId(3);
+
+    fn encoded(message: &impl Message) -> Bytes {
+        message.encode_to_vec().into()
+    }
+
+    fn lease(token: u64) -> Option<proto::Lease> {
+        Some(proto::Lease {
+            token,
+            ttl_ms: 1_000,
+            newest: 5,
+        })
+    }
+
+    /// The reader looks up a block, and gets a lease.
+    fn looks_up(promises: &Promises, key: &Key, token: u64) {
+        let request = proto::LookupRequest {
+            keys: pack([key]).into(),
+            ..proto::LookupRequest::default()
+        };
+        let node = proto::NodeAddress {
+            incarnation: NODE.to_bytes().to_vec().into(),
+            ..proto::NodeAddress::default()
+        };
+        let replica = proto::ReplicaLocation {
+            segment: SEGMENT.0,
+            ..proto::ReplicaLocation::default()
+        };
+        let location = proto::Location {
+            length: 100,
+            version: 5,
+            replicas: vec![replica],
+            ..proto::Location::default()
+        };
+        let reply = proto::LookupReply {
+            epoch: 1,
+            nodes: vec![node],
+            locations: vec![location],
+            lease: lease(token),
+            ..proto::LookupReply::default()
+        };
+        let (request, reply) = (encoded(&request), encoded(&reply));
+        assert_eq!(
+            promises.located(READER, Instant::now(), &request, &reply),
+            None
+        );
+    }
+
+    fn renews(promises: &Promises, key: &Key, before: u64, token: u64) {
+        let request = proto::RenewRequest {
+            keys: pack([key]).into(),
+            token: before,
+            versions: vec![5],
+            ..proto::RenewRequest::default()
+        };
+        let reply = proto::RenewReply {
+            epoch: 1,
+            codes: vec![Code::Ok.to_wire().into()],
+            lease: lease(token),
+        };
+        let (request, reply) = (encoded(&request), encoded(&reply));
+        assert_eq!(
+            promises.renewed(READER, Instant::now(), &request, &reply),
+            None
+        );
+    }
+
+    fn releases(promises: &Promises, key: &Key, token: u64, version: u64) {
+        let request = proto::ReleaseRequest {
+            keys: pack([key]).into(),
+            token,
+            versions: vec![version],
+            ..proto::ReleaseRequest::default()
+        };
+        promises.released(READER, &encoded(&request));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_promise_lasts_until_the_last_lease_with_its_token_is_released() {
+        let (promises, key) = (Promises::default(), Key::parse("key-2").unwrap());
+        let is_kept = || promises.broken_by_write(NODE, SEGMENT, &(50..60)).is_some();
+        for _ in 0..2 {
+            looks_up(&promises, &key, 9);
+            advance(Duration::from_millis(2)).await;
+        }
+        releases(&promises, &key, 9, 4);
+        releases(&promises, &key, 9, 5);
+        assert!(is_kept());
+        releases(&promises, &key, 9, 0);
+        assert!(!is_kept());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_is_of_one_promise_where_two_have_one_token() {
+        let (promises, key) = (Promises::default(), Key::parse("key-2").unwrap());
+        let is_kept = || promises.broken_by_write(NODE, SEGMENT, &(50..60)).is_some();
+        for _ in 0..2 {
+            looks_up(&promises, &key, 9);
+            advance(Duration::from_millis(2)).await;
+        }
+        renews(&promises, &key, 9, 10);
+        releases(&promises, &key, 9, 5);
+        assert!(is_kept());
+        releases(&promises, &key, 10, 5);
+        assert!(!is_kept());
+    }
+
+    #[test]
+    fn whoever_knows_a_later_term_gets_no_answer() {
+        let caller = proto::Caller {
+            epoch: 4,
+            ..proto::Caller::default()
+        };
+        for (epoch, is_wrong) in [(3, true), (4, false), (5, false)] {
+            let wrong = of_earlier_term(READER, Some(&caller), epoch);
+            assert_eq!(wrong.is_some(), is_wrong, "{epoch}");
+        }
+        assert_eq!(of_earlier_term(READER, None, 0), None);
+    }
+}
