@@ -42,6 +42,11 @@ impl Media {
         self.damaged.lock().insert(node);
     }
 
+    /// A node that does not run has a new disk.
+    pub(crate) fn note_new_disk(&self, node: usize) {
+        self.damaged.lock().remove(&node);
+    }
+
     /// The device of a node cannot read these bytes now. The answer to whoever ordered that has the code of wrong
     /// bytes.
     pub(crate) fn cannot_read(&self, node: usize, range: &Range<u64>) {
@@ -223,6 +228,9 @@ mod tests {
         orders(&media, 7, 4, 0);
         media.note_damage(NODE);
         assert!(!is_wrong(&media, 7, 4));
+        media.note_new_disk(NODE);
+        orders(&media, 8, 1, 0);
+        assert!(is_wrong(&media, 8, 1));
     }
 
     #[test]

@@ -217,6 +217,7 @@ impl Ssd {
     /// The disk is a new one.
     pub(crate) fn become_blank(&self) {
         self.harm();
+        self.net.media.note_new_disk(self.node);
         let mut state = self.state.lock();
         state.granules.clear();
         state.durable.clear();
