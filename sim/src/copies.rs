@@ -85,12 +85,12 @@ fn is_in_memory_of(
     nodes: &BTreeSet<String>,
     sight: &Sight<'_>,
     (key, version): (u64, Version),
-    own: Option<&String>,
+    own: Option<&str>,
 ) -> bool {
     let segments = sight.pool.placement.segments();
     let block = sight.block(key).filter(|block| block.version == version);
     let mut replicas = block.iter().flat_map(|block| block.replicas.iter());
-    let is_other = |name: &String| nodes.contains(name) && own != Some(name);
+    let is_other = |name: &str| nodes.contains(name) && own != Some(name);
     replicas.any(|at| {
         let segment = segments.get(at.segment);
         segment.is_some_and(|segment| is_other(&segment.node.name.0))
@@ -190,8 +190,9 @@ impl Copies {
             if let Some(medium) = on(copy) {
                 let version = copy.version;
                 let before = self.seen.get(&key).filter(|seen| seen.version == version);
+                let own = media.get(&medium).map(String::as_str);
                 let may_move = before.is_some_and(|seen| seen.may_move)
-                    || is_in_memory_of(&others, sight, (key, version), media.get(&medium));
+                    || is_in_memory_of(&others, sight, (key, version), own);
                 let seen = Seen {
                     version,
                     medium,

@@ -228,7 +228,7 @@ impl Leases {
         // The release does not say which of them it is. See `renew`.
         let released = alike.max_by_key(|(_, held)| (!held.is_excused, held.until));
         if let Some(at) = released.map(|(at, _)| at) {
-            drop(all.remove(at));
+            all.remove(at);
         }
     }
 

@@ -38,7 +38,7 @@ pub(crate) struct Ssd {
     pub(crate) ledger: Ledger,
     /// Whether there is a copy of it, or it is one.
     has_twin: AtomicBool,
-    /// Whether something has happened that may take copies from it, or keep them from being written.
+    /// See [`Ssd::harm`].
     is_harmed: AtomicBool,
     requests: AtomicU64,
     /// Two requests that were in flight for the same bytes, one of them a write.
@@ -242,12 +242,12 @@ impl Ssd {
         }
     }
 
-    /// From now on copies may be missing on it.
+    /// Something happens that may take copies from it, or keep them from being written.
     pub(crate) fn harm(&self) {
         self.is_harmed.store(true, Ordering::Relaxed);
     }
 
-    /// Whether copies may be missing on it, as far as its own faults go.
+    /// Whether something like that has happened.
     pub(crate) fn is_harmed(&self) -> bool {
         self.is_harmed.load(Ordering::Relaxed)
     }
