@@ -73,6 +73,7 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
     }
     if leading.is_empty() {
         world.load.whole.lock().forget();
+        world.unheard.lock().forget();
     }
     Ok(())
 }
@@ -178,13 +179,17 @@ fn parents_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
 fn leased_stay(world: &World, pool: &Pool) -> Option<String> {
     let gone = world.net.promises.gone_from(pool);
     let plan = &world.plan;
-    let mut faults = plan.all_faults();
-    // A reader that finds a wrong byte reports it, and the replica goes. A namespace goes with its blocks. A block may
-    // have moved to a node that was lost.
-    let is_excused = plan.noise.flipped_writes > 0 || plan.drops_nodes() || world.has_just_lost();
-    if is_excused || faults.any(|fault| matches!(fault, Fault::Delete(..))) {
+    // A reader that finds a wrong byte reports it, and the replica goes. A block may have moved to a node that was
+    // lost.
+    if plan.noise.flipped_writes > 0 || plan.drops_nodes() || world.has_just_lost() {
         return None;
     }
+    // A namespace goes with its blocks. The clients of the checks use several namespaces.
+    let is_deleted = |client: usize| {
+        let mut own = (0..plan.tenants.len())
+            .filter(|tenant| client >= plan.clients || *tenant == plan.tenant_of(client));
+        own.any(|tenant| plan.deletes(tenant))
+    };
     let history = world.load.history.lock();
     let is_wrong = |Gone {
                         reader, key, since, ..
@@ -193,6 +198,9 @@ fn leased_stay(world: &World, pool: &Pool) -> Option<String> {
         let Process::Client(client) = *reader else {
             return false;
         };
+        if is_deleted(client) {
+            return false;
+        }
         let mut keys = plan.keys_of(plan.tenant_of(client));
         let number = keys.find(|number| name(*number) == *key);
         number.is_some_and(|number| !history.may_have_changed(number, *since))
@@ -529,15 +537,21 @@ pub(crate) async fn come_to_rest(world: &Arc<World>) -> Result<(), String> {
 
 /// Whether a node may have lost blocks that had no other replica: with its memory, or by a wrong byte.
 fn may_lose(world: &World) -> bool {
-    if world.left_early.load(Ordering::Acquire) || world.plan.noise.flipped_writes > 0 {
+    let plan = &world.plan;
+    let is_excused = world.left_early.load(Ordering::Acquire) || plan.noise.flipped_writes > 0;
+    if is_excused || plan.drops_nodes() {
         return true;
     }
-    let has = |is_it: &dyn Fn(&Fault) -> bool| world.plan.all_faults().any(is_it);
-    // A disk that goes wrong takes nothing from memory, but for what a drained node wrote there.
+    let has = |is_it: &dyn Fn(&Fault) -> bool| plan.all_faults().any(is_it);
+    let is_of_disk = |fault: &Fault| matches!(fault, Fault::Disk(..));
     let drains = has(&|fault| matches!(fault, Fault::Drain(..) | Fault::OutOfService(..)));
-    let loses =
-        has(&|fault| fault.loss().is_some() && (drains || !matches!(fault, Fault::Disk(..))));
-    loses || world.plan.drops_nodes()
+    // A disk that goes wrong takes nothing from memory, but for what a drained node wrote there.
+    if drains && has(&|fault| fault.loss().is_some() && is_of_disk(fault)) {
+        return true;
+    }
+    // Before the first of these faults has happened, nothing is lost.
+    let loses = has(&|fault| fault.loss().is_some() && !is_of_disk(fault));
+    loses && world.losses.load(Ordering::Acquire) > 0
 }
 
 /// Invariant 5: every acknowledged block is readable.

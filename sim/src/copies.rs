@@ -1,4 +1,4 @@
-//! A copy on a disk that goes right and has room stays until its key changes.
+//! A copy on a disk that has gone right so far, and has room, stays until its key changes.
 
 use crate::plan::{Fault, Loss, Plan, Trick};
 use crate::sight::Sight;
@@ -29,7 +29,7 @@ pub(crate) struct Copies {
 struct Seen {
     version: Version,
     medium: SegmentId,
-    /// Whether a node with a disk that loses copies has had the block in memory since the copy was seen first.
+    /// Whether another node with a disk that loses copies has had the block in memory since the copy was seen first.
     may_move: bool,
 }
 
@@ -46,6 +46,12 @@ pub(crate) struct Lost {
 pub(crate) fn is_right(plan: &Plan, node: usize) -> bool {
     let mut losses = plan.losses();
     losses.all(|(who, loss)| who != node || loss < Loss::Writes)
+}
+
+/// Whether nothing has taken copies from the disk of the node so far. A fault that comes later excuses nothing now.
+pub(crate) fn is_right_so_far(world: &World, node: usize) -> bool {
+    let is_harmed = || world.ssds.get(node).is_some_and(|ssd| ssd.is_harmed());
+    is_right(&world.plan, node) || !is_harmed()
 }
 
 /// Whether a copy of another disk at this node, if there is one, is all that happens to the node's disk. An old image
@@ -73,20 +79,21 @@ fn is_kept(plan: &Plan, tenant: usize) -> bool {
     )
 }
 
-/// Whether one of the nodes has the block in memory. Two nodes may store one block. The later copy replaces the
-/// earlier one, and may leave its disk with a zone before the next look.
+/// Whether one of the nodes but the copy's own has the block in memory. Two nodes may store one block. The later copy
+/// replaces the earlier one, and may leave its disk with a zone before the next look.
 fn is_in_memory_of(
     nodes: &BTreeSet<String>,
     sight: &Sight<'_>,
-    key: u64,
-    version: Version,
+    (key, version): (u64, Version),
+    own: Option<&str>,
 ) -> bool {
     let segments = sight.pool.placement.segments();
     let block = sight.block(key).filter(|block| block.version == version);
     let mut replicas = block.iter().flat_map(|block| block.replicas.iter());
+    let is_other = |name: &str| nodes.contains(name) && own != Some(name);
     replicas.any(|at| {
         let segment = segments.get(at.segment);
-        segment.is_some_and(|segment| nodes.contains(&segment.node.name.0))
+        segment.is_some_and(|segment| is_other(&segment.node.name.0))
     })
 }
 
@@ -119,10 +126,13 @@ impl Copies {
     /// Looks at the leader's copies. Returns those that have left since the last look.
     pub(crate) fn look(&mut self, sight: &Sight<'_>, world: &World) -> Vec<Lost> {
         let plan = &world.plan;
-        let right: Vec<String> = (0..plan.nodes)
-            .filter(|node| is_right(plan, *node))
-            .map(|node| format!("n{node}"))
-            .collect();
+        let names_of = |is_it: &dyn Fn(usize) -> bool| -> Vec<String> {
+            let nodes = (0..plan.nodes).filter(|node| is_it(*node));
+            nodes.map(|node| format!("n{node}")).collect()
+        };
+        let right = names_of(&|node| is_right_so_far(world, node));
+        // A disk that loses copies later may do so before the next look.
+        let stays_right = names_of(&|node| is_right(plan, node));
         let media = sight.pool.media();
         // The zones are written in a ring. The first is emptied when the last one is being written.
         let sealed = (sight.pool.epoch, sight.pool.sealed_zones());
@@ -147,17 +157,22 @@ impl Copies {
                 || u64::from(medium.cursor) + 1 >= zones
         });
         self.turned.extend(turns.map(|medium| medium.id));
-        let (counted, others): (Vec<_>, Vec<_>) = media
-            .into_iter()
-            .map(|medium| medium.record)
-            .partition(|medium| {
-                right.contains(&medium.node.0) && !self.turned.contains(&medium.id)
-            });
-        let media: Vec<SegmentId> = counted.into_iter().map(|medium| medium.id).collect();
-        let others: BTreeSet<String> = others.into_iter().map(|medium| medium.node.0).collect();
+        let records: Vec<_> = media.into_iter().map(|medium| medium.record).collect();
+        let is_fresh = |medium: &SegmentId| !self.turned.contains(medium);
+        let counted = records
+            .iter()
+            .filter(|medium| right.contains(&medium.node.0));
+        let media: BTreeMap<SegmentId, String> = counted
+            .filter(|medium| is_fresh(&medium.id))
+            .map(|medium| (medium.id, medium.node.0.clone()))
+            .collect();
+        let others = records
+            .iter()
+            .filter(|medium| !stays_right.contains(&medium.node.0) || !is_fresh(&medium.id));
+        let others: BTreeSet<String> = others.map(|medium| medium.node.0.clone()).collect();
         let on = |copy: &StoredBlock| {
             let mut places = copy.replicas.iter().map(|at| at.segment);
-            places.find(|medium| media.contains(medium))
+            places.find(|medium| media.contains_key(medium))
         };
         // A medium that was absent for too long loses all copies, and is forgotten a moment later.
         let is_emptied = |medium: &SegmentId| {
@@ -175,8 +190,9 @@ impl Copies {
             if let Some(medium) = on(copy) {
                 let version = copy.version;
                 let before = self.seen.get(&key).filter(|seen| seen.version == version);
+                let own = media.get(&medium).map(String::as_str);
                 let may_move = before.is_some_and(|seen| seen.may_move)
-                    || is_in_memory_of(&others, sight, key, version);
+                    || is_in_memory_of(&others, sight, (key, version), own);
                 let seen = Seen {
                     version,
                     medium,
@@ -194,7 +210,7 @@ impl Copies {
                 may_move,
             } = seen;
             // A disk that was written much since the last look may have taken the copy's zone.
-            let has_left = media.contains(&medium)
+            let has_left = media.contains_key(&medium)
                 && now.get(&key) != Some(&version)
                 && !is_emptied(&medium)
                 && !may_move;

@@ -1,7 +1,7 @@
 //! Nodes that leave in order: because they stop, or because an operator takes them out of service.
 
 use crate::checks::{RING, is_on, leading};
-use crate::copies::is_right;
+use crate::copies::is_right_so_far;
 use crate::dice::{Dice, Stream};
 use crate::plan::{Call, Departs, DiskFault, Fault, LATE_DROP, Moment, Plan, Process, Said, Trick};
 use crate::sight::Sight;
@@ -14,7 +14,11 @@ use kvpool_types::{Incarnation, SegmentId, Version};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use tokio::time::Instant;
+
+/// Within this time a leader counts the blocks of a node that drains. It does so every second.
+const COUNTED: Duration = Duration::from_millis(2_500);
 
 impl Plan {
     /// From a stream of its own: faults that excuse a loss give way to drains, of several nodes at once. Every
@@ -206,14 +210,14 @@ impl Stays {
             return left;
         };
         let judges_zones =
-            awaited && zones_stay(plan) && !world.load.is_over.load(Ordering::Acquire);
+            awaited && zones_stay(world) && !world.load.is_over.load(Ordering::Acquire);
         for (key, version) in before {
             let has_version = |form: &&StoredBlock| form.version == version;
             if sight.block(key).is_some_and(|block| has_version(&block)) {
                 continue;
             }
             match sight.copy(key).filter(has_version) {
-                None if blocks_stay(plan) => left.lost.push((key, version, since)),
+                None if blocks_stay(world) => left.lost.push((key, version, since)),
                 Some(copy) if judges_zones && self.is_doomed(sight.pool, copy) => {
                     left.doomed.push((key, version, since));
                 }
@@ -250,20 +254,21 @@ impl Stays {
 
 /// Whether memory is made free for loads alone while the only node drains. An operator's order makes no copies at
 /// first, and empties no zone.
-fn zones_stay(plan: &Plan) -> bool {
+fn zones_stay(world: &World) -> bool {
     let is_order = |fault: &Fault| matches!(fault, Fault::OutOfService(..));
-    nothing_else_takes_blocks(plan) && !plan.all_faults().any(is_order)
+    nothing_else_takes_blocks(world) && !world.plan.all_faults().any(is_order)
 }
 
 /// Whether nothing but a change of its key takes a block from memory and from the disk at once.
-fn blocks_stay(plan: &Plan) -> bool {
-    plan.disk_bytes >= RING && nothing_else_takes_blocks(plan)
+fn blocks_stay(world: &World) -> bool {
+    world.plan.disk_bytes >= RING && nothing_else_takes_blocks(world)
 }
 
 /// Whether no wrong byte, no fault of the only disk and no administrator takes a block.
-fn nothing_else_takes_blocks(plan: &Plan) -> bool {
+fn nothing_else_takes_blocks(world: &World) -> bool {
+    let plan = &world.plan;
     plan.noise.flipped_writes == 0
-        && is_right(plan, 0)
+        && is_right_so_far(world, 0)
         && !plan.has_settings()
         && !plan.all_faults().any(Fault::takes_from_namespace)
 }
@@ -302,15 +307,67 @@ pub(crate) fn is_called_drained(world: &World, node: Incarnation) -> bool {
     })
 }
 
-/// Whether copies stay on disks until a doubt is raised about drained nodes: zones are not emptied, and no copy is
-/// found wrong. A disk that is gone is such a doubt for its own node.
-fn copies_stay(plan: &Plan) -> bool {
+/// Whether copies have stayed on disks until a doubt was raised about drained nodes: zones are not emptied, and no copy
+/// is found wrong. A disk that is gone is such a doubt for its own node.
+fn copies_stay(world: &World) -> bool {
+    let plan = &world.plan;
     let lasts = |fault: &Fault| match fault {
-        Fault::Delete(..) => false,
         Fault::Disk(_, DiskFault::IsGone, _) => plan.nodes == 1,
         other => !other.harms_disk(),
     };
-    !plan.has_disks() || plan.disk_bytes >= RING && plan.all_faults().all(lasts)
+    let are_right = || (0..plan.nodes).all(|node| is_right_so_far(world, node));
+    let is_deleted = || (0..plan.tenants.len()).any(|tenant| plan.deletes(tenant));
+    let stay = || !is_deleted() && (plan.all_faults().all(lasts) || are_right());
+    !plan.has_disks() || plan.disk_bytes >= RING && stay()
+}
+
+/// Drained nodes that wait for no moves, have a medium in use and await a word, each in a term and since when.
+///
+/// Such a node gets no word while it has no medium, and is called drained then. Once it has one, the next look of its
+/// leader ends that, until the node is told.
+#[derive(Debug, Default)]
+pub(crate) struct Unheard(BTreeMap<(u64, Incarnation), Instant>);
+
+impl Unheard {
+    /// Looks at the nodes of a leader.
+    fn look(&mut self, pool: &Pool) -> Result<(), String> {
+        let before = std::mem::take(&mut self.0);
+        for node in pool.members.all() {
+            let is_drained = pool.state_label(&node) == NodeState::DRAINED;
+            if !is_drained || !node.awaits_word() || !uses_medium(pool, &node) {
+                continue;
+            }
+            let of = (pool.epoch.0, node.incarnation);
+            let since = before.get(&of).copied().unwrap_or_else(Instant::now);
+            if since.elapsed() > COUNTED {
+                return Err(format!(
+                    "{} is called drained and has a medium, and was not told that it may leave",
+                    node.name
+                ));
+            }
+            self.0.insert(of, since);
+        }
+        Ok(())
+    }
+
+    /// No leader is there to look at.
+    pub(crate) fn forget(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// Whether a medium of the node is attached in its present session. An earlier life of the node has the same name.
+fn uses_medium(pool: &Pool, node: &StoreNode) -> bool {
+    let members = pool.members.all();
+    let mut others = members
+        .iter()
+        .filter(|one| one.incarnation != node.incarnation);
+    if !node.is_connected() || others.any(|one| one.name == node.name && one.is_connected()) {
+        return false;
+    }
+    let is_used = |state: &str| matches!(state, "ready" | "read_only" | "slow");
+    let mut media = pool.media().into_iter();
+    media.any(|medium| medium.record.node == node.name && is_used(medium.state))
 }
 
 /// A node that is called drained can stop: no block would be lost with it, and it was told so.
@@ -319,20 +376,22 @@ fn copies_stay(plan: &Plan) -> bool {
 /// block: its puts and pulls were counted, and a load leaves the copy where it is.
 pub(crate) fn labels_are_true(world: &World, sight: &Sight<'_>) -> Result<(), String> {
     let (plan, pool) = (&world.plan, sight.pool);
+    let waits_for_moves = plan.departs != Some(Departs::WithoutMoves);
+    if !waits_for_moves {
+        world.unheard.lock().look(pool)?;
+    }
     for node in pool.members.all() {
         if pool.state_label(&node) != NodeState::DRAINED {
             continue;
         }
-        // Who waits for no moves gets no word while it has no medium.
-        let gets_word = plan.departs != Some(Departs::WithoutMoves);
-        if gets_word && node.awaits_word() {
+        if waits_for_moves && node.awaits_word() {
             return Err(format!(
                 "{} is called drained, and was not told that it may leave",
                 node.name
             ));
         }
         // A replica with a wrong byte leaves when a reader finds it.
-        if plan.noise.flipped_writes > 0 || !copies_stay(plan) {
+        if plan.noise.flipped_writes > 0 || !copies_stay(world) {
             continue;
         }
         let own = node.segments();

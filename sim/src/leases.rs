@@ -215,10 +215,26 @@ impl Leases {
         }
     }
 
-    /// Forgets those that are given back.
-    pub(crate) fn end(&self, is_over: impl Fn(Process, &Key, u64) -> bool) {
+    /// A reader gives back one lease on a key. The release ends no lease on a version after `newest`.
+    pub(crate) fn release(&self, reader: Process, key: &Key, token: u64, newest: Version) {
         let mut all = self.all.lock();
-        all.retain(|held| !is_over(held.reader, &held.key, held.token));
+        let is_it = |held: &Held| {
+            held.reader == reader
+                && held.token == token
+                && held.key == *key
+                && held.located.is_none_or(|located| located <= newest)
+        };
+        let alike = all.iter().enumerate().filter(|(_, held)| is_it(held));
+        // The release does not say which of them it is. See `renew`.
+        let released = alike.max_by_key(|(_, held)| (!held.is_excused, held.until));
+        if let Some(at) = released.map(|(at, _)| at) {
+            all.remove(at);
+        }
+    }
+
+    /// A reader has died.
+    pub(crate) fn forget(&self, reader: Process) {
+        self.all.lock().retain(|held| held.reader != reader);
     }
 
     /// Forgets all.
@@ -390,7 +406,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_renewal_is_of_one_lease_where_two_have_one_token() {
+    async fn a_renewal_or_a_release_is_of_one_lease_where_two_have_one_token() {
         let (leases, key) = (Leases::default(), Key::parse("key-1").unwrap());
         let given = |token| Given {
             reader: Process::Client(0),
@@ -399,17 +415,31 @@ mod tests {
             asked: Instant::now(),
             until: Instant::now() + Duration::from_secs(token),
         };
-        let tokens = || -> BTreeSet<u64> {
+        let tokens = || -> Vec<u64> {
             let all = leases.all.lock();
             all.iter().map(|held| held.token).collect()
         };
+        let release =
+            |token, newest| leases.release(Process::Client(0), &key, token, Version(newest));
         leases.begin(given(7), [(key.clone(), None)]);
-        leases.begin(given(7), [(key.clone(), None)]);
+        leases.begin(given(7), [(key.clone(), Some(Version(5)))]);
         leases.renew(7, given(8), &key);
-        assert_eq!(tokens(), BTreeSet::from([7, 8]));
+        assert_eq!(tokens(), [7, 8]);
         leases.renew(7, given(9), &key);
-        assert_eq!(tokens(), BTreeSet::from([8, 9]));
-        leases.end(|_, _, token| token == 9);
-        assert_eq!(tokens(), BTreeSet::from([8]));
+        assert_eq!(tokens(), [9, 8]);
+        release(9, u64::MAX);
+        assert_eq!(tokens(), [8]);
+        leases.begin(given(8), [(key.clone(), Some(Version(5)))]);
+        leases.begin(given(8), [(key.clone(), Some(Version(6)))]);
+        release(8, 4);
+        assert_eq!(tokens(), [8, 8, 8], "it is of an earlier version");
+        for left in [2, 1, 1] {
+            release(8, 5);
+            assert_eq!(tokens().len(), left);
+        }
+        leases.forget(Process::Client(1));
+        assert_eq!(tokens(), [8]);
+        leases.forget(Process::Client(0));
+        assert!(tokens().is_empty());
     }
 }

@@ -1,7 +1,7 @@
 //! What a disk returns for a copy that a master recorded.
 //!
 //! A copy is recorded once its bytes are on the disk. Nothing writes there while the master knows the copy at this
-//! place. So a disk to which nothing happened returns the right bytes for it.
+//! place. So a read that succeeds finds the right bytes for it, on a disk that has lost no bytes.
 
 use kvpool_master::directory::StoredBlock;
 use kvpool_master::pool::Pool;
@@ -23,41 +23,50 @@ pub(crate) struct DiskRead {
     length: Length,
     /// Whether the master had no copy at this place when it sent the order.
     is_late: bool,
+    /// Whether the device could not read bytes of this range since then.
+    has_failed: bool,
 }
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Media {
-    /// The open orders that read a disk, by the master, the node and the ticket.
-    reads: Mutex<BTreeMap<(usize, usize, u64), DiskRead>>,
-    /// The nodes whose disks may return wrong bytes, or errors for single ranges.
+    /// The open orders that read a disk, by the session and the ticket. A node answers in the session of the order.
+    reads: Mutex<BTreeMap<(u64, u64), DiskRead>>,
+    /// The nodes whose disks may return wrong bytes.
     damaged: Mutex<BTreeSet<usize>>,
 }
 
 impl Media {
     /// From now on the disk of a node may return wrong bytes.
-    pub(crate) fn is_damaged(&self, node: usize) {
+    pub(crate) fn note_damage(&self, node: usize) {
         self.damaged.lock().insert(node);
+    }
+
+    /// A node that does not run has a new disk.
+    pub(crate) fn note_new_disk(&self, node: usize) {
+        self.damaged.lock().remove(&node);
+    }
+
+    /// The device of a node cannot read these bytes now. The answer to whoever ordered that has the code of wrong
+    /// bytes.
+    pub(crate) fn cannot_read(&self, node: usize, range: &Range<u64>) {
+        let mut reads = self.reads.lock();
+        let failed = reads.values_mut().filter(|read| read.takes(node, range));
+        failed.for_each(|read| read.has_failed = true);
     }
 
     /// Whether these bytes of a node's device are read for a copy that has left them. A load that waited for room reads
     /// the place that it knew, where another block may be written by now.
     pub(crate) fn is_late(&self, node: usize, range: &Range<u64>) -> bool {
         let reads = self.reads.lock();
-        let mut late = reads
-            .values()
-            .filter(|read| read.node == node && read.is_late);
-        late.any(|read| {
-            let start = DATA_START + read.offset.0;
-            let taken = medium::footprint(read.length).unwrap_or(read.length);
-            start <= range.start && range.end <= start + taken.0
-        })
+        let mut late = reads.values().filter(|read| read.is_late);
+        late.any(|read| read.takes(node, range))
     }
 
-    /// A master orders something of a node. `pool` is the master's.
+    /// A master orders something of a node, in a session. `pool` is the master's.
     pub(crate) fn orders(
         &self,
-        master: usize,
+        session: u64,
         node: usize,
         message: &proto::MasterMessage,
         pool: impl FnOnce() -> Option<Arc<Pool>>,
@@ -75,9 +84,9 @@ impl Media {
             false => Vec::new(),
         };
         let mut reads = self.reads.lock();
+        // A node offers its disk in a session once all transfers of earlier sessions have ended.
+        reads.retain(|(of, _), read| read.node != node || *of >= session);
         for order in &orders.transfers {
-            // A later term, or a later life of the master, gives its tickets anew.
-            reads.remove(&(master, node, order.ticket));
             let Some(from) = &order.from else { continue };
             let segment = SegmentId(from.segment);
             if segment.is_on_medium() {
@@ -88,20 +97,20 @@ impl Media {
                     offset: Offset(from.offset),
                     length: Length(from.length),
                     is_late: false,
+                    has_failed: false,
                 };
                 read.is_late = !read.is_of(&copies);
-                reads.insert((master, node, order.ticket), read);
+                reads.insert((session, order.ticket), read);
             }
         }
     }
 
-    /// A node answers a master. Returns a read that found wrong bytes on a disk to which nothing happened. A block in
-    /// memory may change while it is stored, so only reads of disks are judged. A device that is gone or full has
-    /// other codes.
+    /// A node answers a master, in a session. Returns a read that found wrong bytes on a disk that has lost
+    /// none. A block in memory may change while it is stored, so only reads of disks are judged. A device that is gone
+    /// or full has other codes.
     pub(crate) fn wrong_read(
         &self,
-        master: usize,
-        node: usize,
+        session: u64,
         message: &proto::NodeMessage,
     ) -> Option<DiskRead> {
         let Some(node_message::Body::TransfersDone(done)) = &message.body else {
@@ -111,12 +120,12 @@ impl Media {
         let mut found = None;
         let mut reads = self.reads.lock();
         for done in &done.transfers {
-            let read = reads.remove(&(master, node, done.ticket));
+            let read = reads.remove(&(session, done.ticket));
             if done.code == wrong {
-                found = read.or(found);
+                found = read.filter(|read| !read.has_failed).or(found);
             }
         }
-        found.filter(|_| !self.may_be_wrong(node))
+        found.filter(|read| !self.may_be_wrong(read.node))
     }
 
     /// Whether the disk of a node may return wrong bytes.
@@ -126,6 +135,13 @@ impl Media {
 }
 
 impl DiskRead {
+    /// Whether it reads these bytes of the device of a node.
+    fn takes(&self, node: usize, range: &Range<u64>) -> bool {
+        let start = DATA_START + self.offset.0;
+        let taken = medium::footprint(self.length).unwrap_or(self.length);
+        self.node == node && start <= range.start && range.end <= start + taken.0
+    }
+
     /// Whether one of these copies is read.
     fn is_of(&self, copies: &[StoredBlock]) -> bool {
         copies.iter().any(|copy| {
@@ -147,9 +163,83 @@ impl DiskRead {
         } = self;
         is_there.then(|| {
             format!(
-                "n{node} finds wrong bytes for the copy of version {version} at {offset} of {segment}, and nothing \
-                 happened to its disk"
+                "n{node} finds wrong bytes for the copy of version {version} at {offset} of {segment}, and its disk \
+                 has lost none"
             )
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The node with the disk.
+    const NODE: usize = 1;
+
+    fn orders(media: &Media, session: u64, ticket: u64, offset: u64) {
+        let from = proto::ExtentRange {
+            segment: SegmentId::on_medium(4).0,
+            offset,
+            length: 100,
+        };
+        let order = proto::Transfer {
+            ticket,
+            from: Some(from),
+            ..proto::Transfer::default()
+        };
+        let orders = proto::Transfers {
+            transfers: vec![order],
+        };
+        let message = proto::MasterMessage {
+            body: Some(master_message::Body::Transfers(orders)),
+        };
+        media.orders(session, NODE, &message, || None);
+    }
+
+    /// Whether the answer that the bytes are wrong is to be judged.
+    fn is_wrong(media: &Media, session: u64, ticket: u64) -> bool {
+        let done = proto::TransferDone {
+            ticket,
+            code: Code::ChecksumMismatch.to_wire().into(),
+            takes_no_writes: false,
+        };
+        let done = proto::TransfersDone {
+            transfers: vec![done],
+        };
+        let message = proto::NodeMessage {
+            body: Some(node_message::Body::TransfersDone(done)),
+        };
+        media.wrong_read(session, &message).is_some()
+    }
+
+    #[test]
+    fn a_read_that_failed_excuses_itself_alone() {
+        let media = Media::default();
+        orders(&media, 7, 1, 0);
+        orders(&media, 7, 2, 1 << 20);
+        media.cannot_read(NODE + 1, &(DATA_START..DATA_START + 100));
+        media.cannot_read(NODE, &(DATA_START..DATA_START + 100));
+        assert!(!is_wrong(&media, 7, 1));
+        assert!(is_wrong(&media, 7, 2));
+        assert!(!is_wrong(&media, 7, 2), "it was answered");
+        orders(&media, 7, 3, 0);
+        assert!(is_wrong(&media, 7, 3), "the device can read it again");
+        orders(&media, 7, 4, 0);
+        media.note_damage(NODE);
+        assert!(!is_wrong(&media, 7, 4));
+        media.note_new_disk(NODE);
+        orders(&media, 8, 1, 0);
+        assert!(is_wrong(&media, 8, 1));
+    }
+
+    #[test]
+    fn an_answer_is_to_an_order_of_its_session() {
+        let media = Media::default();
+        orders(&media, 7, 1, 0);
+        assert!(!is_wrong(&media, 8, 1));
+        orders(&media, 8, 1, 1 << 20);
+        assert!(!is_wrong(&media, 7, 1), "this session is over");
+        assert!(is_wrong(&media, 8, 1));
     }
 }

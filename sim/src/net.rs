@@ -36,6 +36,9 @@ use tonic::{Code as GrpcCode, Request, Status};
 
 /// How long a peer takes to find out that a connection is gone: keep-alive pings say so.
 const LOST_CONNECTION: Duration = Duration::from_millis(1_500);
+/// How long a reader takes at most to report wrong bytes, beside the time of its lease. A get takes three seconds, and
+/// so does the call that reports.
+const REPORTED: Duration = Duration::from_secs(10);
 /// Used grants that an eavesdropper keeps.
 const GRANTS: usize = 64;
 /// Messages on their way in one session of a node.
@@ -54,6 +57,14 @@ pub(crate) struct MasterPort {
 pub(crate) struct NodePort {
     pub(crate) life: Life,
     pub(crate) node: Arc<Node>,
+}
+
+/// A session of a node with a master.
+#[derive(Debug)]
+struct Session {
+    /// Later sessions have greater numbers.
+    number: u64,
+    stop: Stop,
 }
 
 /// See the module's documentation.
@@ -76,10 +87,13 @@ pub(crate) struct Net {
     /// The pool's id, once a master has said it.
     pub(crate) cluster: Mutex<Option<ClusterId>>,
     pub(crate) messages: AtomicU64,
+    /// How many sessions nodes have had.
+    sessions: AtomicU64,
     /// Receives in progress at each life of a node: segment, range and grant.
     receives: Mutex<Vec<Receive>>,
-    /// Whether readers must always find the right bytes, because nothing makes bytes wrong and no lease ends early.
-    reads_are_right: bool,
+    /// How long after a jump of a master's clock readers may find wrong bytes under a lease. Leases from before the
+    /// jump may end early. `None`: always, because bytes become wrong on their way.
+    wrong_after_jump: Option<Duration>,
     /// Whether nodes send no bytes without a location that the leader signed.
     has_signed_reads: bool,
     /// Where blocks became wrong on their way.
@@ -168,10 +182,12 @@ impl Net {
             grants: Mutex::default(),
             cluster: Mutex::default(),
             messages: AtomicU64::new(0),
+            sessions: AtomicU64::new(0),
             receives: Mutex::default(),
             damage: Damage::default(),
             media: Media::default(),
-            reads_are_right: plan.reads_are_right(),
+            wrong_after_jump: (!plan.flips_bytes())
+                .then(|| Duration::from_millis(plan.lease_ms) + REPORTED),
             has_signed_reads: plan.has_signed_reads,
             promises: Promises::default(),
             terms: Terms::default(),
@@ -381,6 +397,12 @@ impl Net {
         }
     }
 
+    /// Whether a reader under a lease finds the committed bytes now.
+    fn reads_are_right(&self) -> bool {
+        let excused = self.wrong_after_jump;
+        excused.is_some_and(|excused| !self.promises.has_jumped_within(excused))
+    }
+
     /// The way of one message.
     pub(crate) async fn pass(&self, from: Process, to: Process) -> Fate {
         self.messages.fetch_add(1, Ordering::Relaxed);
@@ -411,7 +433,7 @@ impl Net {
         if method == "Release" {
             self.promises.released(from, &request);
         }
-        if method == "ReportReplicas" && self.reads_are_right && reports_wrong_bytes(&request) {
+        if method == "ReportReplicas" && self.reads_are_right() && reports_wrong_bytes(&request) {
             let wrong = format!("{from} found other bytes than were committed, under a lease");
             self.violations.lock().push(wrong);
         }
@@ -480,20 +502,13 @@ impl Net {
         if let Ok(reply) = &reply {
             self.terms.answered(from, method, reply);
             let promises = &self.promises;
-            match method {
-                "Lookup" => {
-                    if let Some(wrong) = promises.located(from, asked, &asks, reply) {
-                        self.violations.lock().push(wrong);
-                    }
-                }
-                "Renew" => {
-                    if let Some(wrong) = promises.renewed(from, asked, &asks, reply) {
-                        self.violations.lock().push(wrong);
-                    }
-                }
+            let wrong = match method {
+                "Lookup" => promises.located(from, asked, &asks, reply),
+                "Renew" => promises.renewed(from, asked, &asks, reply),
                 "Exist" => promises.present(from, asked, &asks, reply),
-                _ => {}
-            }
+                _ => None,
+            };
+            self.violations.lock().extend(wrong);
         }
         reply.map_err(Unanswered::Failed)
     }
@@ -525,17 +540,20 @@ impl Net {
             .nodes
             .session_over(Box::pin(ReceiverStream::new(at_master)));
         let lives = [life, port.life.clone()];
-        let stop = Arc::new(Stop::default());
+        let session = Arc::new(Session {
+            number: self.sessions.fetch_add(1, Ordering::Relaxed),
+            stop: Stop::default(),
+        });
         let up = Arc::clone(&self).pump(
             from,
             to,
             outgoing.into_inner(),
             to_master,
             lives.clone(),
-            Arc::clone(&stop),
+            Arc::clone(&session),
         );
         tokio::spawn(up);
-        tokio::spawn(self.pump_down(to, from, answers, to_node, lives, stop));
+        tokio::spawn(self.pump_down(to, from, answers, to_node, lives, session));
         Ok(Box::pin(ReceiverStream::new(at_node)))
     }
 
@@ -546,15 +564,15 @@ impl Net {
         mut messages: mpsc::Receiver<proto::NodeMessage>,
         inbox: mpsc::Sender<Result<proto::NodeMessage, Status>>,
         [one, other]: [Life; 2],
-        stop: Arc<Stop>,
+        session: Arc<Session>,
     ) {
         let pump = async {
             while let Some(message) = messages.recv().await {
                 if let (Process::Node(node), Some(Body::Register(seen))) = (from, &message.body) {
                     self.registrations.lock().insert(node, seen.clone());
                 }
-                if let (Process::Node(node), Process::Master(master)) = (from, to)
-                    && let Some(read) = self.media.wrong_read(master, node, &message)
+                if let Process::Master(master) = to
+                    && let Some(read) = self.media.wrong_read(session.number, &message)
                     && let Some(wrong) = self.judge_read(master, read)
                 {
                     self.violations.lock().push(wrong);
@@ -563,7 +581,7 @@ impl Net {
                 if !self.carry(from, to).await {
                     return;
                 }
-                stop.hears(&message);
+                session.stop.hears(&message);
                 if inbox.send(Ok(message)).await.is_err() {
                     return;
                 }
@@ -590,19 +608,19 @@ impl Net {
         mut messages: mpsc::UnboundedReceiver<Result<proto::MasterMessage, Status>>,
         inbox: mpsc::Sender<Result<proto::MasterMessage, Status>>,
         [node_life, master_life]: [Life; 2],
-        stop: Arc<Stop>,
+        session: Arc<Session>,
     ) {
         let pump = async {
             while let Some(message) = messages.recv().await {
                 let answers_stop = message
                     .as_ref()
-                    .is_ok_and(|message| stop.is_answered_by(message));
+                    .is_ok_and(|message| session.stop.is_answered_by(message));
                 if let Ok(message) = &message {
                     let wrong = answers::names_no_report(message);
                     self.violations.lock().extend(wrong);
                     if let (Process::Master(master), Process::Node(node)) = (from, to) {
                         let pool = || self.pool_of(master);
-                        self.media.orders(master, node, message, pool);
+                        self.media.orders(session.number, node, message, pool);
                     }
                     sleep(self.ambushes.orders(message)).await;
                 }

@@ -1,7 +1,7 @@
 //! Hard pins: some keys are put with one. Their blocks stay, in memory or on a disk, until the key changes or the last
 //! place of the block is lost.
 
-use crate::copies::is_right;
+use crate::copies::is_right_so_far;
 use crate::dice::{Dice, Stream};
 use crate::load::{Task, name, parent_of};
 use crate::plan::{DiskFault, Fault, Loss, NARROW, Plan, Tenant};
@@ -66,6 +66,12 @@ fn disks_of(plan: &Plan, pool: &Pool, is_wanted: impl Fn(usize) -> bool) -> Vec<
     let views = pool.media().into_iter().map(|view| view.record);
     let disks = views.filter(|medium| wanted.contains(&medium.node.0));
     disks.map(|medium| medium.id).collect()
+}
+
+/// Whether an administrator deletes the namespace of the key.
+fn is_deleted(plan: &Plan, key: u64) -> bool {
+    let mut tenants = 0..plan.tenants.len();
+    tenants.any(|tenant| plan.keys_of(tenant).contains(&key) && plan.deletes(tenant))
 }
 
 impl Tenant {
@@ -224,22 +230,22 @@ impl Pins {
         let now = self.see(sight, world)?;
         let segments = pool.placement.segments();
         let is_there = |id: &SegmentId| segments.get(*id).is_some_and(|one| one.node.is_readable());
-        let disks = disks_of(plan, pool, |node| plan.keeps_disk(node));
+        let disks = disks_of(plan, pool, |node| {
+            plan.keeps_disk(node) || is_right_so_far(world, node)
+        });
         let since = self.at.replace(Instant::now());
         let before = std::mem::replace(&mut self.seen, now);
-        let mut deleted = plan.all_faults();
-        let is_deleted = deleted.any(|fault| matches!(fault, Fault::Delete(..)));
         let is_same_term = std::mem::replace(&mut self.epoch, pool.epoch.0) == pool.epoch.0;
-        if is_same_term && !is_deleted && !world.has_just_lost() {
-            self.copies_stay(plan, pool, &before)?;
+        if is_same_term && !world.has_just_lost() {
+            self.copies_stay(world, pool, &before)?;
         }
         let nodes = segments.iter().map(|one| (one.id, one.node.incarnation));
         let took_over = self.note_nodes(nodes.collect());
         let losses = world.losses.load(Ordering::Acquire);
         let lost_none = std::mem::replace(&mut self.losses, losses) == losses;
         // A node that stayed for a moment took the block over, and was lost.
-        let is_judged = is_same_term && !is_deleted && lost_none && plan.ssd_drop_ms.is_none();
-        let sound = disks_of(plan, pool, |node| is_right(plan, node));
+        let is_judged = is_same_term && lost_none && plan.ssd_drop_ms.is_none();
+        let sound = disks_of(plan, pool, |node| is_right_so_far(world, node));
         let has_copy = |seen: &Seen| seen.media.iter().any(|id| sound.contains(id));
         let left = before.into_iter().filter_map(|(key, seen)| {
             let stays = match seen.memory.is_empty() {
@@ -247,7 +253,8 @@ impl Pins {
                 false => seen.memory.iter().any(is_there),
             };
             let now = self.seen.get(&key).map(|now| now.version);
-            let stays = stays || is_judged && !seen.stays && has_copy(&seen);
+            let keeps_copy = is_judged && !is_deleted(plan, key);
+            let stays = stays || keeps_copy && !seen.stays && has_copy(&seen);
             let has_left = stays && now != Some(seen.version) && !took_over(&seen);
             (has_left && !self.damaged.contains(&seen.version)).then_some(Unpinned {
                 key,
@@ -281,12 +288,13 @@ impl Pins {
     /// to leave in between. A new place in memory may have been such a reason.
     fn copies_stay(
         &self,
-        plan: &Plan,
+        world: &World,
         pool: &Pool,
         before: &BTreeMap<u64, Seen>,
     ) -> Result<(), String> {
-        let disks = disks_of(plan, pool, |node| is_right(plan, node));
-        for (key, seen) in before {
+        let plan = &world.plan;
+        let disks = disks_of(plan, pool, |node| is_right_so_far(world, node));
+        for (key, seen) in before.iter().filter(|(key, _)| !is_deleted(plan, **key)) {
             let Some(now) = self.seen.get(key) else {
                 continue;
             };

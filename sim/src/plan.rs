@@ -413,13 +413,6 @@ impl Plan {
     pub const fn flips_bytes(&self) -> bool {
         self.noise.flipped > 0 || self.noise.flipped_writes > 0
     }
-
-    /// Whether a reader under a lease always finds the committed bytes: nothing makes bytes wrong on their way, and
-    /// the clock of no master runs ahead of what readers count.
-    pub fn reads_are_right(&self) -> bool {
-        let mut faults = self.all_faults();
-        self.noise.flipped == 0 && !faults.any(|fault| matches!(fault, Fault::ClockJumps(..)))
-    }
 }
 
 impl fmt::Display for Plan {

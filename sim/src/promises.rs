@@ -87,8 +87,28 @@ fn end_of(lease: proto::Lease, asked: Instant) -> Instant {
     asked + (ttl - ttl / 1_000)
 }
 
+/// What is wrong with an answer of this term: a master refuses whoever knows a later one.
+fn of_earlier_term(reader: Process, asked: Option<&proto::Caller>, epoch: u64) -> Option<String> {
+    let known = asked.map_or(0, |caller| caller.epoch);
+    let is_earlier = epoch < known;
+    is_earlier.then(|| format!("{reader} knows epoch {known}, and gets an answer of epoch {epoch}"))
+}
+
 fn meet(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
+}
+
+impl Promise {
+    fn is_of(&self, reader: Process, token: u64, key: &Key) -> bool {
+        self.reader == reader && self.token == token && self.key == *key
+    }
+}
+
+/// When the reader asked for the last of the leases for which `is_it` is true. A renewal or a release is of one lease,
+/// and does not say which. What stays is judged for the least time.
+fn last_asked(promises: &[Promise], is_it: impl Fn(&Promise) -> bool) -> Option<Instant> {
+    let alike = promises.iter().filter(|promise| is_it(promise));
+    alike.map(|promise| promise.asked).max()
 }
 
 impl Promises {
@@ -97,6 +117,13 @@ impl Promises {
         *self.jumped.lock() = Some(Instant::now());
         self.all.lock().clear();
         self.leases.clear();
+    }
+
+    /// Whether the clock of a master jumped so lately.
+    pub(crate) fn has_jumped_within(&self, wait: Duration) -> bool {
+        self.jumped
+            .lock()
+            .is_some_and(|jumped| jumped.elapsed() <= wait)
     }
 
     fn counts(&self, asked: Instant) -> bool {
@@ -125,12 +152,8 @@ impl Promises {
         ) else {
             return None;
         };
-        let known = request.caller.map_or(0, |caller| caller.epoch);
-        if reply.epoch < known {
-            return Some(format!(
-                "{reader} knows epoch {known}, and gets locations of epoch {}",
-                reply.epoch
-            ));
+        if let Some(wrong) = of_earlier_term(reader, request.caller.as_ref(), reply.epoch) {
+            return Some(wrong);
         }
         let lease = reply.lease.filter(|lease| lease.ttl_ms > 0)?;
         if !self.counts(asked) {
@@ -182,19 +205,26 @@ impl Promises {
         None
     }
 
-    /// A reader that asked at `asked` was told which keys are present.
-    pub(crate) fn present(&self, reader: Process, asked: Instant, request: &Bytes, reply: &Bytes) {
+    /// A reader that asked at `asked` was told which keys are present. Returns what is wrong with the answer.
+    pub(crate) fn present(
+        &self,
+        reader: Process,
+        asked: Instant,
+        request: &Bytes,
+        reply: &Bytes,
+    ) -> Option<String> {
         let (Ok(request), Ok(reply)) = (
             proto::ExistRequest::decode(request.clone()),
             proto::ExistReply::decode(reply.clone()),
         ) else {
-            return;
+            return None;
         };
-        let Some(lease) = reply.lease.filter(|lease| lease.ttl_ms > 0) else {
-            return;
-        };
+        if let Some(wrong) = of_earlier_term(reader, request.caller.as_ref(), reply.epoch) {
+            return Some(wrong);
+        }
+        let lease = reply.lease.filter(|lease| lease.ttl_ms > 0)?;
         if !self.counts(asked) {
-            return;
+            return None;
         }
         let given = Given {
             reader,
@@ -211,6 +241,7 @@ impl Promises {
         let keys = keys.filter(|(at, _)| is_there(*at));
         let keys = keys.map(|(_, key)| (key.to_key(), None));
         self.leases.begin(given, keys);
+        None
     }
 
     /// Whether a reader has got a location just now.
@@ -234,6 +265,9 @@ impl Promises {
         ) else {
             return None;
         };
+        if let Some(wrong) = of_earlier_term(reader, request.caller.as_ref(), reply.epoch) {
+            return Some(wrong);
+        }
         let lease = reply.lease.filter(|lease| lease.ttl_ms > 0)?;
         if !self.counts(asked) {
             return None;
@@ -255,19 +289,20 @@ impl Promises {
             if request.presence {
                 continue;
             }
-            let is_kept = |promise: &&mut Promise| {
-                promise.reader == reader && promise.token == request.token && promise.key == key
-            };
+            let is_kept = |promise: &Promise| promise.is_of(reader, request.token, &key);
             let version = request.versions.get(at).copied();
-            for promise in promises.iter_mut().filter(is_kept) {
+            let last = last_asked(&promises, is_kept);
+            for promise in promises.iter_mut().filter(|promise| is_kept(promise)) {
                 let has_left = promise.left_at.is_some_and(|left| left < asked);
                 if has_left && version == Some(promise.version) {
                     wrong = Some(format!(
                         "{promise} and renews, but the block has left there"
                     ));
                 }
-                promise.token = lease.token;
-                promise.until = given.until;
+                if Some(promise.asked) == last {
+                    promise.token = lease.token;
+                    promise.until = given.until;
+                }
             }
         }
         wrong
@@ -278,27 +313,26 @@ impl Promises {
         let Ok(request) = proto::ReleaseRequest::decode(request.clone()) else {
             return;
         };
-        let keys: Vec<Key> = unpack(&request.keys)
-            .flatten()
-            .map(|key| key.to_key())
-            .collect();
-        let token = |at: usize| request.tokens.get(at).copied().unwrap_or(request.token);
-        self.leases.end(|of, key, its| {
-            let mut keys = keys.iter().enumerate();
-            of == reader && keys.any(|(at, one)| one == key && token(at) == its)
-        });
-        let is_released = |promise: &Promise| {
-            let mut keys = keys.iter().enumerate();
-            promise.reader == reader
-                && keys.any(|(at, key)| *key == promise.key && token(at) == promise.token)
-        };
-        self.all.lock().retain(|promise| !is_released(promise));
+        for (at, key) in unpack(&request.keys).flatten().enumerate() {
+            let key = key.to_key();
+            let token = request.tokens.get(at).copied().unwrap_or(request.token);
+            let newest = match request.versions.get(at) {
+                Some(0) | None => u64::MAX,
+                Some(newest) => *newest,
+            };
+            self.leases.release(reader, &key, token, Version(newest));
+            let mut promises = self.all.lock();
+            let is_it =
+                |promise: &Promise| promise.is_of(reader, token, &key) && promise.version <= newest;
+            let asked = last_asked(&promises, is_it);
+            promises.retain(|promise| !is_it(promise) || Some(promise.asked) != asked);
+        }
     }
 
     /// A reader has died.
     pub(crate) fn forget(&self, reader: Process) {
         self.all.lock().retain(|promise| promise.reader != reader);
-        self.leases.end(|of, _, _| of == reader);
+        self.leases.forget(reader);
     }
 
     /// The promise that a write to these bytes of a node breaks.
@@ -480,4 +514,133 @@ fn places_of(sight: &Sight<'_>) -> BTreeSet<Place> {
         replicas.map(|at| (block.version.0, at.segment, at.offset.0))
     });
     places.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvpool_types::wire::keys::pack;
+    use tokio::time::advance;
+
+    const READER: Process = Process::Client(0);
+    const NODE: Incarnation = Incarnation(7);
+    const SEGMENT: SegmentId = SegmentId(3);
+
+    fn encoded(message: &impl Message) -> Bytes {
+        message.encode_to_vec().into()
+    }
+
+    fn lease(token: u64) -> Option<proto::Lease> {
+        Some(proto::Lease {
+            token,
+            ttl_ms: 1_000,
+            newest: 5,
+        })
+    }
+
+    /// The reader looks up a block, and gets a lease.
+    fn looks_up(promises: &Promises, key: &Key, token: u64) {
+        let request = proto::LookupRequest {
+            keys: pack([key]).into(),
+            ..proto::LookupRequest::default()
+        };
+        let node = proto::NodeAddress {
+            incarnation: NODE.to_bytes().to_vec().into(),
+            ..proto::NodeAddress::default()
+        };
+        let replica = proto::ReplicaLocation {
+            segment: SEGMENT.0,
+            ..proto::ReplicaLocation::default()
+        };
+        let location = proto::Location {
+            length: 100,
+            version: 5,
+            replicas: vec![replica],
+            ..proto::Location::default()
+        };
+        let reply = proto::LookupReply {
+            epoch: 1,
+            nodes: vec![node],
+            locations: vec![location],
+            lease: lease(token),
+            ..proto::LookupReply::default()
+        };
+        let (request, reply) = (encoded(&request), encoded(&reply));
+        assert_eq!(
+            promises.located(READER, Instant::now(), &request, &reply),
+            None
+        );
+    }
+
+    fn renews(promises: &Promises, key: &Key, before: u64, token: u64) {
+        let request = proto::RenewRequest {
+            keys: pack([key]).into(),
+            token: before,
+            versions: vec![5],
+            ..proto::RenewRequest::default()
+        };
+        let reply = proto::RenewReply {
+            epoch: 1,
+            codes: vec![Code::Ok.to_wire().into()],
+            lease: lease(token),
+        };
+        let (request, reply) = (encoded(&request), encoded(&reply));
+        assert_eq!(
+            promises.renewed(READER, Instant::now(), &request, &reply),
+            None
+        );
+    }
+
+    fn releases(promises: &Promises, key: &Key, token: u64, version: u64) {
+        let request = proto::ReleaseRequest {
+            keys: pack([key]).into(),
+            token,
+            versions: vec![version],
+            ..proto::ReleaseRequest::default()
+        };
+        promises.released(READER, &encoded(&request));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_promise_lasts_until_the_last_lease_with_its_token_is_released() {
+        let (promises, key) = (Promises::default(), Key::parse("key-2").unwrap());
+        let is_kept = || promises.broken_by_write(NODE, SEGMENT, &(50..60)).is_some();
+        for _ in 0..2 {
+            looks_up(&promises, &key, 9);
+            advance(Duration::from_millis(2)).await;
+        }
+        releases(&promises, &key, 9, 4);
+        releases(&promises, &key, 9, 5);
+        assert!(is_kept());
+        releases(&promises, &key, 9, 0);
+        assert!(!is_kept());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_is_of_one_promise_where_two_have_one_token() {
+        let (promises, key) = (Promises::default(), Key::parse("key-2").unwrap());
+        let is_kept = || promises.broken_by_write(NODE, SEGMENT, &(50..60)).is_some();
+        for _ in 0..2 {
+            looks_up(&promises, &key, 9);
+            advance(Duration::from_millis(2)).await;
+        }
+        renews(&promises, &key, 9, 10);
+        releases(&promises, &key, 9, 5);
+        assert!(is_kept());
+        releases(&promises, &key, 10, 5);
+        assert!(!is_kept());
+    }
+
+    #[test]
+    fn whoever_knows_a_later_term_gets_no_answer() {
+        let caller = proto::Caller {
+            epoch: 4,
+            ..proto::Caller::default()
+        };
+        for (epoch, is_wrong) in [(3, true), (4, false), (5, false)] {
+            let wrong = of_earlier_term(READER, Some(&caller), epoch);
+            assert_eq!(wrong.is_some(), is_wrong, "{epoch}");
+        }
+        assert_eq!(of_earlier_term(READER, None, 0), None);
+    }
 }

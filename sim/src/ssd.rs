@@ -10,7 +10,7 @@ use crate::plan::{DiskFault, Process};
 use kvpool_disk::medium::{Header, Superblock};
 use kvpool_disk::{Completion, Engine, EngineKind, GRANULE, IoError, Op, Request};
 use kvpool_types::medium::DATA_START;
-use kvpool_types::{Offset, Version};
+use kvpool_types::{MediumId, Offset, Version};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io;
@@ -38,6 +38,8 @@ pub(crate) struct Ssd {
     pub(crate) ledger: Ledger,
     /// Whether there is a copy of it, or it is one.
     has_twin: AtomicBool,
+    /// See [`Ssd::harm`].
+    is_harmed: AtomicBool,
     requests: AtomicU64,
     /// Two requests that were in flight for the same bytes, one of them a write.
     collision: Mutex<Option<String>>,
@@ -151,6 +153,7 @@ impl Ssd {
             writes: AtomicU64::new(0),
             ledger: Ledger::default(),
             has_twin: AtomicBool::new(false),
+            is_harmed: AtomicBool::new(false),
             requests: AtomicU64::new(0),
             collision: Mutex::default(),
             state: Mutex::default(),
@@ -175,8 +178,11 @@ impl Ssd {
     /// The disk goes wrong in this way, for a while.
     pub(crate) fn inflict(&self, fault: DiskFault, wait: Duration) {
         let until = Some(Instant::now() + wait);
-        if matches!(fault, DiskFault::Fails | DiskFault::Rots) {
-            self.net.media.is_damaged(self.node);
+        if fault != DiskFault::Stalls {
+            self.harm();
+        }
+        if fault == DiskFault::Rots {
+            self.net.media.note_damage(self.node);
         }
         let mut state = self.state.lock();
         // An earlier fault may go on for longer.
@@ -193,13 +199,15 @@ impl Ssd {
 
     /// The power fails: what was not flushed may be lost, also in part.
     pub(crate) fn cut_power(&self) {
-        self.net.media.is_damaged(self.node);
+        self.harm();
+        self.net.media.note_damage(self.node);
         self.state.lock().lose_unflushed(&self.net.dice);
     }
 
     /// The disk is as it was when the node began to use it, as after a restored snapshot.
     pub(crate) fn roll_back(&self) {
-        self.net.media.is_damaged(self.node);
+        self.harm();
+        self.net.media.note_damage(self.node);
         let mut state = self.state.lock();
         state.granules = state.image.clone();
         state.durable.clear();
@@ -208,6 +216,8 @@ impl Ssd {
 
     /// The disk is a new one.
     pub(crate) fn become_blank(&self) {
+        self.harm();
+        self.net.media.note_new_disk(self.node);
         let mut state = self.state.lock();
         state.granules.clear();
         state.durable.clear();
@@ -227,8 +237,19 @@ impl Ssd {
     pub(crate) fn twins(&self, source: &Self) {
         for twin in [self, source] {
             twin.has_twin.store(true, Ordering::Relaxed);
-            twin.net.media.is_damaged(twin.node);
+            twin.harm();
+            twin.net.media.note_damage(twin.node);
         }
+    }
+
+    /// Something happens that may take copies from it, or keep them from being written.
+    pub(crate) fn harm(&self) {
+        self.is_harmed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether something like that has happened.
+    pub(crate) fn is_harmed(&self) -> bool {
+        self.is_harmed.load(Ordering::Relaxed)
     }
 
     /// Ends all faults that end by themselves.
@@ -258,6 +279,16 @@ impl Ssd {
     pub(crate) fn is_failing(&self) -> bool {
         let fails = self.state.lock().fails_until;
         fails.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Whether the disk has this medium: the newest superblock names it.
+    pub(crate) fn has_medium(&self, medium: MediumId) -> bool {
+        let state = self.state.lock();
+        let places = [0u64, 1].into_iter();
+        let superblocks =
+            places.filter_map(|place| Superblock::decode(state.granules.get(&place)?).ok());
+        let newest = superblocks.max_by_key(|superblock| superblock.sequence);
+        newest.is_some_and(|newest| newest.medium == medium)
     }
 
     /// Whether the header of a copy of this version is at this offset of the bytes for blocks.
@@ -299,8 +330,11 @@ impl Ssd {
         let mut state = self.state.lock();
         let (buffer, result) = match op {
             Op::Read(mut buffer) => {
-                let outcome =
-                    state.outcome(&self.net, false, offset + buffer.len() as u64, self.size);
+                let range = offset..offset + buffer.len() as u64;
+                let outcome = state.outcome(&self.net, false, range.end, self.size);
+                if matches!(outcome, Err(IoError::Medium(_))) {
+                    self.net.media.cannot_read(self.node, &range);
+                }
                 state.note_superblock(offset, &outcome);
                 for (granule, chunk) in numbers(offset).zip(buffer.chunks_mut(GRANULE)) {
                     match state.granules.get(&granule) {
@@ -327,7 +361,7 @@ impl Ssd {
                     Ok(()) => state.durable.clear(),
                     // The kernel forgets what it could not write.
                     Err(_) => {
-                        self.net.media.is_damaged(self.node);
+                        self.net.media.note_damage(self.node);
                         state.lose_unflushed(&self.net.dice);
                     }
                 }

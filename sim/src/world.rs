@@ -10,7 +10,7 @@ use crate::checks;
 use crate::clock::MachineClock;
 use crate::copies::Copies;
 use crate::dice::{Dice, Stream, generator};
-use crate::drains::Stays;
+use crate::drains::{Stays, Unheard};
 use crate::entropy;
 use crate::history::History;
 use crate::kept::Kept;
@@ -201,6 +201,8 @@ pub(crate) struct World {
     pub(crate) leaderless: Mutex<Leaderless>,
     /// The blocks in the memory of a node that drains.
     pub(crate) stays: Mutex<Stays>,
+    /// The drained nodes that have not heard that they may leave.
+    pub(crate) unheard: Mutex<Unheard>,
     /// The copies that were seen on disks.
     pub(crate) copies: Mutex<Copies>,
     /// The hard-pinned blocks that were seen.
@@ -265,6 +267,7 @@ impl World {
             kept: Mutex::default(),
             leaderless: Mutex::default(),
             stays: Mutex::default(),
+            unheard: Mutex::default(),
             copies: Mutex::default(),
             pins: Mutex::default(),
             successors: Mutex::default(),

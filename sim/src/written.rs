@@ -2,38 +2,45 @@
 //!
 //! A copy is recorded once it is written. Its range is written again only when the log has its removal. So whoever
 //! reads the log finds the copy's header there, also while records are on their way.
+//!
+//! A disk whose requests fail, or that is full, keeps what is written. A disk that may have lost bytes is not judged
+//! any more, and a medium only while its disk has it.
 
 use crate::copies::is_right;
+use crate::ssd::Ssd;
 use crate::world::World;
-use kvpool_master::pool::Pool;
+use kvpool_master::pool::{MediumView, Pool};
 use kvpool_master::standby::Standby;
 use kvpool_types::SegmentId;
 use std::collections::BTreeMap;
 
-/// Finds a copy of a standby whose header is not on its disk. Disks that may lose bytes are not judged.
+/// The disk of a medium, if the disk must have all copies of the medium. A disk to which nothing happens in this
+/// history must also keep its medium.
+fn disk_of<'w>(world: &'w World, medium: &MediumView) -> Option<&'w Ssd> {
+    let mut disks = world.ssds.iter().enumerate();
+    let (node, ssd) = disks.find(|(node, _)| medium.record.node.0 == format!("n{node}"))?;
+    let has_medium = is_right(&world.plan, node) || ssd.has_medium(medium.record.medium);
+    let is_judged = has_medium && !world.net.media.may_be_wrong(node);
+    is_judged.then_some(&**ssd)
+}
+
+/// Finds a copy of a standby whose header is not on its disk.
 pub(crate) fn copies_are_written(
     world: &World,
     pool: &Pool,
     standby: &Standby,
     which: &str,
 ) -> Result<(), String> {
-    let is_judged =
-        |node: &usize| is_right(&world.plan, *node) && !world.net.media.may_be_wrong(*node);
-    let names: BTreeMap<String, usize> = (0..world.ssds.len())
-        .filter(is_judged)
-        .map(|node| (format!("n{node}"), node))
+    let views = pool.media().into_iter();
+    let disks: BTreeMap<SegmentId, &Ssd> = views
+        .filter_map(|medium| Some((medium.record.id, disk_of(world, &medium)?)))
         .collect();
-    if names.is_empty() {
+    if disks.is_empty() {
         return Ok(());
     }
-    let views = pool.media().into_iter().map(|view| view.record);
-    let disks: BTreeMap<SegmentId, usize> = views
-        .filter_map(|medium| Some((medium.id, *names.get(&medium.node.0)?)))
-        .collect();
     for copy in standby.stored_copies() {
         for at in &copy.replicas {
-            let disk = disks.get(&at.segment);
-            let ssd = disk.and_then(|node| world.ssds.get(*node));
+            let ssd = disks.get(&at.segment);
             if ssd.is_some_and(|ssd| !ssd.has_header(at.offset, copy.version)) {
                 return Err(format!(
                     "a standby {which} has the copy of version {} of {} at {} of {}, and other bytes are there",

@@ -77,4 +77,10 @@ impl super::Plan {
     pub(crate) fn losses(&self) -> impl Iterator<Item = (usize, Loss)> {
         self.all_faults().filter_map(Fault::loss)
     }
+
+    /// Whether an administrator deletes this namespace.
+    pub(crate) fn deletes(&self, tenant: usize) -> bool {
+        let mut faults = self.all_faults();
+        faults.any(|fault| matches!(fault, Fault::Delete(who, _) if *who == tenant))
+    }
 }

@@ -286,7 +286,12 @@ impl World {
             let mut members = leading.iter().flat_map(|(_, pool)| pool.members.all());
             members.any(|one| one.incarnation == node && one.is_connected())
         };
+        let no_order = |why: &str| {
+            let said = format_args!("gets no order without a session: {why}").to_string();
+            self.trace.note(Process::Node(number), said);
+        };
         if self.plan.drops_nodes() {
+            no_order("it would be dropped");
             return Ok(());
         }
         self.cut_off(Process::Node(number), CUT_FOR_LONG);
@@ -296,10 +301,16 @@ impl World {
             sleep(CHECK).await;
         }
         let Some((_, pool)) = checks::leading(self).into_iter().next() else {
+            no_order("nobody leads");
             return Ok(());
         };
+        if Instant::now() + ORDERED >= healed {
+            no_order("its session lasts");
+            return Ok(());
+        }
         let name = NodeName(format!("n{number}"));
-        if Instant::now() + ORDERED >= healed || pool.drain_node(&name, true).await.is_err() {
+        if let Err(refused) = pool.drain_node(&name, true).await {
+            no_order(&refused.to_string());
             return Ok(());
         }
         let until = healed + HEARD;

@@ -209,6 +209,7 @@ impl World {
         for medium in media.filter(|medium| medium.node.0 == name) {
             // Copies leave without their nodes.
             self.node_is_lost();
+            self.ssds.get(number).into_iter().for_each(|ssd| ssd.harm());
             let leases = &self.net.promises.leases;
             leases.disk_goes();
             let detached = pool.detach_medium(medium.medium, true).await;

@@ -1,21 +1,22 @@
 //! A node leaves a pool at rest whose memory is full, and leases keep all blocks there. The blocks that it got last
 //! wait until the leases end, and then move. Older blocks of the other node are evicted for them.
 
-use super::World;
+use super::{CHECK, World};
 use crate::checks::{self, is_on};
 use crate::dice::Dice;
 use crate::history::bytes_of;
 use crate::life::Life;
 use crate::load::{connect, name};
+use crate::plan::Process;
 use kvpool_client::{Client, ControlError, PutBlock, PutOptions, Region};
 use kvpool_master::pool::Pool;
-use kvpool_types::{Incarnation, Key, NamespaceSettings, Version};
+use kvpool_types::{Epoch, Incarnation, Key, NamespaceSettings, Version};
 use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::task::{JoinHandle, spawn_local};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 /// The namespace of the blocks.
 const FILLING: &str = "filling";
@@ -75,8 +76,11 @@ impl World {
         };
         let node = port.node.incarnation();
         let Some(filling) = Filling::of(&pool, node) else {
+            let said = "does not leave: too few of the blocks that fill memory are there";
+            self.trace.note(Process::Node(number), said);
             return Ok(());
         };
+        let epoch = pool.epoch;
         drop(pool);
         let is_full = dice.chance(500);
         self.trace.note(
@@ -100,7 +104,7 @@ impl World {
         drop((older, newer));
         Self::word_to(&port, PATIENCE).await;
         self.judge_word(number, &port);
-        let lost = self.only_on(node, &filling);
+        let lost = self.unmoved(node, &filling, epoch).await?;
         self.left_early.store(true, Ordering::Release);
         self.node_is_lost();
         Arc::clone(self).leave(port, number, Duration::ZERO).await;
@@ -128,10 +132,35 @@ impl World {
         })
     }
 
+    /// The first of the latest blocks that did not move, as the leader sees it. One that leads since a term after
+    /// `epoch` moves them anew, and has time for it.
+    async fn unmoved(
+        &self,
+        node: Incarnation,
+        filling: &Filling,
+        epoch: Epoch,
+    ) -> Result<Option<Version>, String> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let is_late = Instant::now() >= until;
+            match checks::leading(self).first() {
+                Some((_, pool)) => {
+                    let lost = Self::only_on(pool, node, filling);
+                    if lost.is_none() || pool.epoch == epoch || is_late {
+                        return Ok(lost);
+                    }
+                }
+                None if is_late => {
+                    return Err("nobody leads a full pool at rest, which a node leaves".to_owned());
+                }
+                None => {}
+            }
+            sleep(CHECK).await;
+        }
+    }
+
     /// The first of the latest blocks without a replica on another node.
-    fn only_on(&self, node: Incarnation, filling: &Filling) -> Option<Version> {
-        let leading = checks::leading(self);
-        let (_, pool) = leading.first()?;
+    fn only_on(pool: &Pool, node: Incarnation, filling: &Filling) -> Option<Version> {
         let blocks = pool.stored_blocks();
         let is_elsewhere = |version: Version| {
             let mut known = blocks.iter().filter(|block| block.version == version);

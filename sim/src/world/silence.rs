@@ -30,7 +30,8 @@ impl World {
         let is_ordered =
             |pool: &Pool| medium_of(pool, number).is_some_and(|one| one.record.is_pending);
         if !self.comes_to_be(ORDERED, is_ordered).await {
-            return;
+            let said = "its disk is not attached late: no leader has ordered the attachment";
+            return self.trace.note(Process::Node(number), said);
         }
         // A leader with standbys loses its term where the store stalls, and waits where the store is full.
         match self.plan.electing {
