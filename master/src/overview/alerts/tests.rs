@@ -331,7 +331,7 @@ fn the_page_the_rules_and_the_documents_name_one_lag() {
         ),
         (
             include_str!("../../../../docs/operations/alerts.md"),
-            format!("more than {MUCH_LAG} groups of the log behind"),
+            format!("more than {MUCH_LAG} groups of the metadata log behind"),
         ),
         (
             include_str!("../../../../docs/operations/page.md"),
