@@ -410,19 +410,20 @@ impl StoreNode {
     }
 
     /// Records that the media do not come back, as an earlier leader has told the node. A report of an earlier session
-    /// or of a cancelled drain does not count.
-    pub(crate) fn says_media_leave(&self, session: u64) {
+    /// or of a cancelled drain does not count. Returns true if this was not known.
+    pub(crate) fn says_media_leave(&self, session: u64) -> bool {
         let cancellations = self.cancellations.lock();
         let is_current = cancellations.open().is_none() && self.session_number() == Some(session);
         if !is_current || !self.drains() {
-            return;
+            return false;
         }
-        self.media_leave.store(true, Ordering::Release);
+        let is_known = self.media_leave.swap(true, Ordering::AcqRel);
         // The node forgets its report when it hears an order that was sent before.
         let is_told = self.is_told_to_leave();
         if is_told {
             self.order_drain();
         }
+        !is_known
     }
 
     /// Records that the media of a node out of service do not come back, and tells the node. If this drain was

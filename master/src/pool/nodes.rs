@@ -302,7 +302,9 @@ impl Pool {
 
     /// Processes the word of a node out of service that its media do not come back.
     pub fn media_leave(&self, node: &StoreNode, session: u64) {
-        node.says_media_leave(session);
+        if node.says_media_leave(session) {
+            self.replace_copies_that_leave();
+        }
         self.doubt_drained();
     }
 

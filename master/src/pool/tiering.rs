@@ -504,7 +504,9 @@ impl Pool {
         if let Some(used) = self.tiering.traffic.lock().uses.get(&medium) {
             let is_own = node.is_some_and(|node| node.incarnation == used.node.incarnation);
             let has_failed = used.node.is_connected() && used.state == MediumState::MediumGone;
-            if has_failed || (used.node.leaves() && !is_own) {
+            // A new leader may hear that the media leave before an operator orders the drain anew.
+            let leaves = used.node.leaves() || used.node.media_leave();
+            if has_failed || (leaves && !is_own) {
                 return false;
             }
         }

@@ -208,6 +208,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
         &[
             "a stop moves what the task of a cancelled drain left",
             "a count of blocks is no answer to a report that came after it",
+            "a drain fails if its node leaves while its blocks are listed",
             "the record of an eviction names the places that the block left",
             "a standby takes a block out of the places that it left alone",
             "a load takes a block out of the places that it left alone",
@@ -332,6 +333,8 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "only the media of a node that an operator drains are emptied",
             "a node whose media leave is drained once no block is only on them",
             "blocks in memory get other copies when a medium leaves for good",
+            "a report that media leave gets blocks in memory other copies",
+            "copies on media that leave do not count under a leader that only heard of it",
             "a walk keeps the turn of blocks that moved off media",
             "a node tells each leader that its media leave",
             "a cancelled drain forgets that the media leave",

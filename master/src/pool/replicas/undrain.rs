@@ -106,6 +106,13 @@ impl Pool {
         }
     }
 
+    fn has_left(node: &StoreNode) -> TaskRefused {
+        TaskRefused {
+            code: Code::Missing,
+            message: format!("node {} has left the pool", node.name),
+        }
+    }
+
     /// Processes a node's answer to the order to end its drain.
     pub fn undrained(&self, node: &StoreNode, number: u64) {
         node.confirm_undrain(number);
@@ -194,11 +201,9 @@ impl Pool {
             return Err(Self::not_draining(node));
         }
         // A task finds its node by name, and the next incarnation has the same one.
-        if node.state() == NodeState::Gone {
-            return Err(TaskRefused {
-                code: Code::Missing,
-                message: format!("node {} has left the pool", node.name),
-            });
+        let is_gone = || node.state() == NodeState::Gone;
+        if is_gone() {
+            return Err(Self::has_left(node));
         }
         let task = self
             .change_replicas(Self::off(node), Blocks::OnNode)
@@ -210,6 +215,11 @@ impl Pool {
             self.end_tasks_of_drain(&[task.id]);
             return Err(Self::not_draining(node));
         }
+        // The scan for the task misses the blocks that leave with the node meanwhile.
+        if is_gone() {
+            self.end_tasks_of_drain(&[task.id]);
+            return Err(Self::has_left(node));
+        }
         Ok(task)
     }
 }
@@ -217,26 +227,72 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::super::tasks::{Outcome, Task};
-    use super::super::{Waits, Work};
+    use super::super::{STEP, Waits, Work};
     use super::*;
     use crate::clock::BootClock;
     use crate::config::Config;
+    use crate::directory::{NewBlock, Tick};
     use crate::membership::{Address, DrainReport};
     use crate::metrics::Metrics;
-    use crate::replica::BlockId;
+    use crate::replica::{BlockId, Copies, ExtentIndex, Replica};
     use crate::store::{EmbeddedOptions, EmbeddedStore};
-    use kvpool_types::{GrantKey, Incarnation, Version};
+    use kvpool_types::ids::NamespaceId;
+    use kvpool_types::{Checksum, GrantKey, Incarnation, Key, Length, Offset, SegmentId, Version};
     use std::collections::VecDeque;
+    use std::path::Path;
+
+    async fn pool_in(directory: &Path) -> Arc<Pool> {
+        let store = EmbeddedStore::open(&EmbeddedOptions::new(directory)).unwrap();
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let clock = Arc::new(BootClock);
+        let pool = Pool::start(Config::default(), Arc::new(store), clock, metrics);
+        pool.await.unwrap()
+    }
+
+    /// The task lacks the blocks that have left by then. Its end would say that all blocks have moved.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_drain_fails_if_its_node_leaves_while_its_blocks_are_listed() {
+        let directory = tempfile::tempdir().unwrap();
+        let pool = pool_in(directory.path()).await;
+        let (name, key) = (NodeName("n".into()), GrantKey([1; 32]));
+        let node = Arc::new(StoreNode::new(name, Incarnation(1), key, pool.now()));
+        node.drain();
+        pool.members.insert(Arc::clone(&node));
+        // The scan takes two steps.
+        for number in 1..=2 * STEP {
+            let block = NewBlock {
+                namespace: NamespaceId(1),
+                key: Key::parse(&format!("block-{number}")).unwrap(),
+                version: Version(number.try_into().unwrap()),
+                length: Length(100),
+                checksum: Checksum(1),
+                replicas: Copies::from_slice(&[Replica {
+                    segment: SegmentId(1),
+                    extent: ExtentIndex(0),
+                    offset: Offset(0),
+                }]),
+                parent: None,
+                soft_pin_until: None,
+                hard_pin: false,
+                tick: Tick::default(),
+                leased_until: None,
+            };
+            let published = pool.directory.publish(&[block]).remove(0);
+            assert!(published.id.is_some());
+        }
+        let leaves = async {
+            pool.drop_node(&node);
+        };
+        let (begun, ()) = tokio::join!(pool.move_off(&node, 0), leaves);
+        assert_eq!(begun.unwrap_err().code, Code::Missing);
+        pool.retire().await;
+    }
 
     /// The node stops just after the cancellation, before the task of the cancelled drain is ended.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_stop_moves_the_blocks_that_the_task_of_a_cancelled_drain_left() {
         let directory = tempfile::tempdir().unwrap();
-        let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
-        let metrics = Arc::new(Metrics::new().unwrap());
-        let clock = Arc::new(BootClock);
-        let pool = Pool::start(Config::default(), Arc::new(store), clock, metrics);
-        let pool = pool.await.unwrap();
+        let pool = pool_in(directory.path()).await;
         let (name, key) = (NodeName("n".into()), GrantKey([1; 32]));
         let node = Arc::new(StoreNode::new(name, Incarnation(1), key, pool.now()));
         let (outbox, _sent) = tokio::sync::mpsc::unbounded_channel();

@@ -61,6 +61,37 @@ async fn blocks_in_memory_get_other_copies_when_a_medium_leaves_for_good() {
     }
 }
 
+/// The next leader has given no order. The node reports that its media leave.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocks_in_memory_get_other_copies_when_a_node_reports_that_its_medium_leaves() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    // The test does the demoter's work.
+    pool.term.end();
+    let (node, session, _sent) = connected(&pool);
+    attach(&pool, &node, session, medium.id);
+    let block = block("block", 7);
+    assert!(pool.tier.publish(record::Commit {
+        namespace: block.namespace,
+        key: block.key.clone(),
+        version: block.version,
+        length: block.length,
+        checksum: block.checksum,
+        replicas: smallvec::smallvec![(medium.id, Offset(0))],
+        parent: None,
+        hard_pin: false,
+    }));
+    node.drain();
+    let is_kept = || pool.has_kept_copy(SPACE, &block.key, block.version, None);
+    let has_lost = || pool.tiering.has_lost_copies.load(Ordering::Acquire);
+    assert!(is_kept());
+    assert!(!has_lost());
+    pool.media_leave(&node, session);
+    assert!(!is_kept());
+    assert!(has_lost());
+    pool.retire().await;
+}
+
 /// A block that only passes through memory is evicted next. One that memory takes leaves nothing behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_is_given_up_only_for_a_block_that_memory_takes() {
