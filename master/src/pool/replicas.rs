@@ -491,10 +491,12 @@ impl Pool {
         if !node.leaves() {
             tracing::info!(node = %node.name, "operator takes the node out of service");
         }
+        // A client begins one task after another. Each of these would scan all blocks.
+        let is_known = node.leaves() && node.media_leave();
         let drain = node.leave(media);
         drop(one_at_a_time);
         self.doubt_drained();
-        if node.media_leave() {
+        if node.media_leave() && !is_known {
             self.replace_copies_that_leave();
         }
         // Runs as a task: a caller that leaves early must not leave the node half drained. Such a

@@ -333,6 +333,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "only the media of a node that an operator drains are emptied",
             "a node whose media leave is drained once no block is only on them",
             "blocks in memory get other copies when a medium leaves for good",
+            "the tasks of one drain scan all blocks for other copies once",
             "a report that media leave gets blocks in memory other copies",
             "copies on media that leave do not count under a leader that only heard of it",
             "a walk keeps the turn of blocks that moved off media",
