@@ -24,6 +24,8 @@ pub(crate) struct Whole {
     /// By the numbers of the keys.
     since: BTreeMap<u64, (Version, Instant)>,
     missed: Vec<Missed>,
+    /// The blocks that had been evicted at the last look.
+    evicted: u64,
 }
 
 /// A block that a call did not find.
@@ -61,6 +63,10 @@ impl Whole {
         }
         let epoch = sight.pool.epoch.0;
         let is_same = std::mem::replace(&mut self.epoch, epoch) == epoch;
+        // A block that is evicted may be back from its disk before the next look.
+        let evicted = world.evicted();
+        let has_evicted = std::mem::replace(&mut self.evicted, evicted) != evicted;
+        let may_return = has_evicted && world.plan.has_disks();
         let now = Instant::now();
         // A node that starts again is there before the leader has dropped the blocks of its earlier life.
         let own = segments_of_lives(world, sight.pool);
@@ -71,7 +77,8 @@ impl Whole {
             let then = before
                 .get(&key)
                 .filter(|(version, _)| *version == block.version);
-            let since = then.filter(|_| is_same).map_or(now, |(_, since)| *since);
+            let stays = is_same && !may_return;
+            let since = then.filter(|_| stays).map_or(now, |(_, since)| *since);
             (key, (block.version, since))
         });
         self.since = since.collect();

@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 use tokio::task::spawn_local;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 
 /// How long a node that is drained waits for its blocks to be moved.
 const DRAINING: Duration = Duration::from_secs(4);
@@ -465,9 +465,12 @@ impl World {
         let world = Arc::clone(self);
         spawn_local(async move {
             let until = Instant::now() + down;
+            // What happens to a disk with the death of its node happens before the next life.
+            let dead = Instant::now() + 2 * DEATH;
             while Instant::now() < until && !world.has_healed.load(Ordering::Acquire) {
                 sleep(CHECK).await;
             }
+            sleep_until(dead).await;
             world
                 .trace
                 .note("----", format_args!("{process} starts again"));
