@@ -51,6 +51,8 @@ pub(crate) struct Tenants {
 #[derive(Debug, Default)]
 struct Moves {
     pulled: BTreeMap<(SegmentId, u64), (u64, Version)>,
+    /// The blocks at the last look, by their places.
+    blocks: BTreeMap<(SegmentId, u64), Version>,
     /// Whether a namespace was above its hard quota at the last look.
     is_above: bool,
 }
@@ -60,8 +62,10 @@ impl Moves {
     /// removal there. If its new node is suspect by then, both replicas stay for a while.
     fn look(&mut self, pool: &Pool, uses: &[Use]) -> u64 {
         let place = |one: &Use| (one.segment, one.range.start);
-        let blocks = uses.iter().filter(|one| one.holder == Holder::Block);
-        let blocks: BTreeMap<_, _> = blocks.map(|one| (place(one), one.version)).collect();
+        let all_blocks = || uses.iter().filter(|one| one.holder == Holder::Block);
+        let blocks: BTreeMap<_, _> = all_blocks()
+            .map(|one| (place(one), one.version))
+            .collect();
         // Whatever takes more bytes later heeds the quota. So a look at which all are below it ends the allowance.
         let is_above = std::mem::take(&mut self.is_above);
         let is_logging = pool.logged().is_none();
@@ -70,7 +74,14 @@ impl Moves {
             let mut others = blocks.iter().filter(|(other, _)| *other != at);
             is_above && is_there && (is_logging || others.any(|(_, other)| other == version))
         });
-        for pull in uses.iter().filter(|one| one.holder == Holder::Pull) {
+        let before = std::mem::replace(&mut self.blocks, blocks);
+        // A pull may begin and end between two looks.
+        let has_moved = |one: &&Use| {
+            let is_new = before.get(&place(one)) != Some(&one.version);
+            is_new && before.values().any(|version| *version == one.version)
+        };
+        let pulls = uses.iter().filter(|one| one.holder == Holder::Pull);
+        for pull in pulls.chain(all_blocks().filter(has_moved)) {
             let bytes = pull.range.end - pull.range.start;
             self.pulled.insert(place(pull), (bytes, pull.version));
         }
