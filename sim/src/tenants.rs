@@ -63,9 +63,7 @@ impl Moves {
     fn look(&mut self, pool: &Pool, uses: &[Use]) -> u64 {
         let place = |one: &Use| (one.segment, one.range.start);
         let all_blocks = || uses.iter().filter(|one| one.holder == Holder::Block);
-        let blocks: BTreeMap<_, _> = all_blocks()
-            .map(|one| (place(one), one.version))
-            .collect();
+        let blocks: BTreeMap<_, _> = all_blocks().map(|one| (place(one), one.version)).collect();
         // Whatever takes more bytes later heeds the quota. So a look at which all are below it ends the allowance.
         let is_above = std::mem::take(&mut self.is_above);
         let is_logging = pool.logged().is_none();
