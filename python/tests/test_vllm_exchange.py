@@ -195,12 +195,11 @@ def test_a_receive_that_does_not_begin_frees_prefills_blocks(pair: tuple[Rank, R
     assert gone(prefill, 5.0)
 
 
-@pytest.mark.parametrize("mode", ["push"])
-def test_one_rank_declines_for_all(mode: str) -> None:
+def test_one_rank_declines_for_all() -> None:
     declined: list[int] = []
-    session = types.SimpleNamespace(decline=lambda room, _senders, *, no_pages: declined.append(room))
+    session = types.SimpleNamespace(decline=lambda room, _senders, **_named: declined.append(room))
     for declines in (True, False):
-        half = Exchange(session, mode, range(LAYERS), timeout=1.0, declines=declines)  # type: ignore[arg-type]
+        half = Exchange(session, "push", range(LAYERS), timeout=1.0, declines=declines)  # type: ignore[arg-type]
         half.begin_receives(Plan("p", declines=(Decline("a", 5, ("x:1",)),)))
     assert declined == [5]
 
