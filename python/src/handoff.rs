@@ -512,7 +512,8 @@ impl HandoffBootstrap {
 
 impl Drop for HandoffBootstrap {
     fn drop(&mut self) {
-        let open = self.open.lock().take();
+        // In a child made by fork a missing thread may hold the lock.
+        let open = self.open.get_mut().take();
         match open {
             Some(open) if !self.home.is_here() => std::mem::forget(open),
             Some((server, runtime)) => {
