@@ -429,8 +429,8 @@ impl HandoffSession {
     ///
     /// - [`HandoffError::NoSuchPage`]: a page lies outside a state.
     /// - [`HandoffError::PageTwice`]: a page is named twice.
-    /// - [`HandoffError::Plan`]: neither number of tensor-parallel ranks divides the other, the stages do not fit,
-    /// - [`HandoffError::NoSuchPage`]: a page lies outside a state.
+    /// - [`HandoffError::Plan`]: neither number of tensor-parallel ranks divides the other, or the stages do not
+    ///   fit.
     /// - [`HandoffError::Closed`]: the session has ended.
     ///
     /// Other failures are in the state of the request. It fails with [`Code::InProgress`] while another room

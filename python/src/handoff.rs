@@ -334,8 +334,9 @@ impl HandoffSession {
 impl Drop for HandoffSession {
     fn drop(&mut self) {
         if !self.home.is_here() {
-            // The session's threads belong to the parent, so ending it here would wait for ever.
-            std::mem::forget(self.open.lock().take());
+            // The session's threads belong to the parent, so ending it here would wait for ever. A missing thread
+            // may hold the lock.
+            std::mem::forget(self.open.get_mut().take());
             return;
         }
         // A caller that drops the session has given up its memory.
@@ -511,7 +512,8 @@ impl HandoffBootstrap {
 
 impl Drop for HandoffBootstrap {
     fn drop(&mut self) {
-        let open = self.open.lock().take();
+        // In a child made by fork a missing thread may hold the lock.
+        let open = self.open.get_mut().take();
         match open {
             Some(open) if !self.home.is_here() => std::mem::forget(open),
             Some((server, runtime)) => {

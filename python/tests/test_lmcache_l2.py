@@ -420,6 +420,41 @@ def test_a_delete_removes_the_object_of_every_type(serve: Callable[..., Server],
     assert server.adapter.deleted == [([Key(), Key()], [64, 32])]
 
 
+class Panic(BaseException):
+    """Stands for a panic of the native module, which is no `Exception`."""
+
+
+@pytest.mark.parametrize("error", [ValueError("a bad reply"), Panic("a panic")])
+def test_a_task_that_fails_has_a_result(
+    serve: Callable[..., Server], pool: Pool, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    server = serve()
+    assert server.store(Item(BFLOAT))
+
+    def fail(*_args: Any, **_named: Any) -> Any:
+        raise error
+
+    for name in ("batch_put", "match_prefix", "batch_get"):
+        monkeypatch.setattr(pool, name, fail)
+    assert not server.finds(BFLOAT)
+    assert not server.loads(Item(BFLOAT))
+    assert not server.store(Item(BFLOAT))
+
+
+def test_a_lookup_whose_hits_cannot_be_told_leaves_no_lock(
+    serve: Callable[..., Server], pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve()
+    assert server.store(Item(BFLOAT))
+
+    def fail(_keys: Any) -> None:
+        raise ValueError("a listener of LMCache's failed")
+
+    monkeypatch.setattr(server.adapter, "_notify_keys_accessed", fail)
+    assert not server.locks({0: Layout([BFLOAT])})
+    until(lambda: not pool.leased, "the unlock")
+
+
 def test_a_pool_that_fails_is_a_miss(serve: Callable[..., Server], pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     server = serve()
     assert server.store(Item(BFLOAT))

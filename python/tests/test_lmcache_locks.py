@@ -135,6 +135,55 @@ def test_a_lock_outlasts_a_renewal_that_failed_and_a_lease_that_ended(pool: kvpo
     assert first.renewals == 2
 
 
+def test_an_error_with_one_lease_leaves_the_other_leases_to_the_keeper() -> None:
+    class Panic(BaseException):
+        """Stands for a panic of the native module, which is no `Exception`."""
+
+    class Lease:
+        """A lease that needs a renewal at each look."""
+
+        def __init__(self, error: BaseException | None) -> None:
+            self.error = error
+            self.renewals = self.releases = self.looks = 0
+
+        @property
+        def left(self) -> float:
+            self.looks += 1
+            return 60.0 if self.looks == 1 else 20.0
+
+        def renew(self) -> int:
+            self.renewals += 1
+            return self.answer()
+
+        def release(self) -> None:
+            self.releases += 1
+            self.answer()
+
+        def answer(self) -> int:
+            if self.error is not None:
+                raise self.error
+            return 0
+
+    keeper = Keeper()
+    wrong = [Lease(ValueError("a bad reply")), Lease(Panic("a panic"))]
+    for at, lease in enumerate(wrong):
+        keeper.hold(f"wrong {at}", lease)
+    good = Lease(None)
+    keeper.hold("good", good)
+    end = time.monotonic() + 5
+    while good.renewals < 2:
+        assert time.monotonic() < end, "the keeper's thread has ended"
+        time.sleep(0.01)
+    for at in range(len(wrong)):
+        keeper.let_go(f"wrong {at}")
+    keeper.let_go("good")
+    while good.releases == 0:
+        assert time.monotonic() < end, "the keeper's thread has ended"
+        time.sleep(0.01)
+    keeper.close()
+    assert [lease.releases for lease in wrong] == [1, 1]
+
+
 def test_unlocking_skips_keys_without_a_lock(pool: kvpool.Pool, locks: Locks) -> None:
     pool.put("a", b"x")
     locks.unlock(["a", "never"])

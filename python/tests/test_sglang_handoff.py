@@ -264,6 +264,20 @@ def test_a_receiver_without_a_room_holds_no_pages(backend: Any, manager: Any) ->
     assert manager.is_abort_release_safe(ROOM, 1)
 
 
+def test_prefill_learns_of_a_prompt_that_decode_aborts_before_it_asks(
+    backend: Any, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sending = pair.prefill.send(ROOM, [0, 1, 2], patience=300.0)
+    monkeypatch.setattr(backend.KvpoolKVManager, "opened", lambda _self: pair.decode)
+    # An earlier request has asked for the addresses.
+    pair.manager._senders[("127.0.0.1:3", 0)] = (pair.prefill.address,)
+    receiver = backend.KvpoolKVReceiver(pair.manager, "127.0.0.1:3", ROOM)
+    receiver.abort()
+    assert sending.wait(SOON) is handoff.Poll.FAILED
+    assert (sending.error, sending.released) == ("draining", True)
+    assert receiver.poll() == FAILED
+
+
 def test_pages_that_sglang_reuses_too_early_are_named_in_the_log(
     backend: Any, manager: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

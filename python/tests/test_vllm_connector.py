@@ -147,6 +147,15 @@ def test_a_reset_that_did_not_remove_all_blocks_fails(scheduler: Any, pool: Pool
     assert scheduler.reset_cache() is True
 
 
+def test_a_load_that_fails_after_the_end_of_its_request_leaves_no_note(scheduler: Any) -> None:
+    output = types.SimpleNamespace(finished_recving={"a"}, failed_recving={"a"}, invalid_block_ids=None)
+    scheduler.update_connector_output(output)
+    assert scheduler._planner._failed == set()
+    scheduler.on_new_request(types.SimpleNamespace(request_id="a"))
+    scheduler.update_connector_output(output)
+    assert scheduler._planner._failed == {"a"}
+
+
 def test_a_workers_reset_is_vllms(connector: Any, pool: Pool) -> None:
     worker = connector.KvpoolConnector(vllm_stands.configuration(), vllm_stands.Role.WORKER, vllm_stands.cache())
     assert worker.reset_cache() is None

@@ -12,7 +12,7 @@ import numpy
 import pytest
 from kvpool import handoff
 from kvpool.vllm.handoff import Exchange, session_options
-from kvpool.vllm.plan import Plan, Receive, Send
+from kvpool.vllm.plan import Decline, Plan, Receive, Send
 from kvpool.vllm.settings import Settings
 
 PAGE = 16
@@ -178,6 +178,32 @@ def test_a_dropped_request_frees_both_ends(pair: tuple[Rank, Rank], mode: str) -
     assert arrival(decode) == TARGET
 
 
+def test_a_prompt_that_decode_does_not_take_frees_prefills_blocks(pair: tuple[Rank, Rank], mode: str) -> None:
+    prefill, decode = pair
+    compute(prefill, sends())
+    decode.half.begin_receives(Plan("p", declines=(Decline("a", 5, (prefill.session.address,)),)))
+    # Without the message prefill waits for its timeout of 20 s.
+    assert gone(prefill, 5.0)
+
+
+def test_a_receive_that_does_not_begin_frees_prefills_blocks(pair: tuple[Rank, Rank], mode: str) -> None:
+    prefill, decode = pair
+    compute(prefill, sends())
+    (receive,) = receives(mode, [prefill]).receives
+    decode.half.begin_receives(Plan("p", receives=(dataclasses.replace(receive, prefill_layers=(1 << 32,)),)))
+    assert arrival(decode) == TARGET
+    assert gone(prefill, 5.0)
+
+
+def test_one_rank_declines_for_all() -> None:
+    declined: list[int] = []
+    session = types.SimpleNamespace(decline=lambda room, _senders, **_named: declined.append(room))
+    for declines in (True, False):
+        half = Exchange(session, "push", range(LAYERS), timeout=1.0, declines=declines)  # type: ignore[arg-type]
+        half.begin_receives(Plan("p", declines=(Decline("a", 5, ("x:1",)),)))
+    assert declined == [5]
+
+
 def test_a_preempted_request_is_forgotten(pair: tuple[Rank, Rank], mode: str) -> None:
     prefill, _ = pair
     compute(prefill, sends())
@@ -194,7 +220,7 @@ def test_each_end_waits_for_the_other_for_the_time_of_the_setting(mode: str) -> 
     session = types.SimpleNamespace(
         **{name: lambda *_args, **named: asked.append(named) for name in ("send", "offer", "receive", "pull")}
     )
-    half = Exchange(session, mode, range(LAYERS), timeout=123.0)  # type: ignore[arg-type]
+    half = Exchange(session, mode, range(LAYERS), timeout=123.0, declines=False)  # type: ignore[arg-type]
     half.begin_sends(sends())
     half.step_ended()
     half.begin_receives(Plan("p", receives=(Receive("a", 5, mode, ("x:1",), 1, (LAYERS,), 0, TARGET),)))

@@ -214,6 +214,18 @@ def test_no_call_after_the_end_raises(
     assert connection.failures == 3
 
 
+def test_a_call_raises_only_what_ends_the_engine(pool: Pool, connection: Connection) -> None:
+    pool.error = Panic("a panic")
+    assert connection.call("looking", 7, lambda one: one.match_prefix([])) == 7
+    assert connection.failures == 1
+    ends: list[BaseException] = [KeyboardInterrupt(), SystemExit()]
+    for end in ends:
+        pool.error = end
+        with pytest.raises(type(end)):
+            connection.call("looking", 7, lambda one: one.match_prefix([]))
+    assert connection.failures == 1
+
+
 def test_a_system_without_free_threads_stops_no_call(
     planner: Planner,
     mover: Callable[..., Mover],

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from kvpool.vllm.handoff import Arrivals, Desk, Parameters, session_options
-from kvpool.vllm.plan import Block, Move, Plan, Receive
+from kvpool.vllm.plan import Block, Decline, Move, Plan, Receive
 from kvpool.vllm.settings import Settings
 
 PAGE = 16
 PARAMS: dict[str, Any] = {"do_remote_prefill": True, "room": 7, "senders": ["10.0.0.1:9000"]}
 GIVEN: dict[str, Any] = {"do_remote_decode": True, "room": 9}
+DECLINE = Decline("a", 7, ("10.0.0.1:9000",))
 
 
 def make_desk(**changes: Any) -> Desk:
@@ -69,6 +70,47 @@ def test_a_request_asks_prefill_once() -> None:
     assert desk.promised("a", PARAMS, tokens=50, computed=0) == 0
     desk.finished("a", whole=True)
     assert desk.promised("a", PARAMS, tokens=50, computed=0) == 50
+
+
+def test_prefill_learns_of_a_request_that_ends_in_decodes_queue() -> None:
+    desk = make_desk()
+    # vLLM may abort a request before and after its first lookup.
+    assert desk.finished("a", whole=False, params=PARAMS) == (False, None)
+    assert desk.step()["declines"] == (DECLINE,)
+    desk.promised("a", PARAMS, tokens=50, computed=0)
+    assert desk.finished("a", whole=False, params=PARAMS) == (False, None)
+    step = desk.step()
+    assert (step["declines"], step["receives"], step["dropped"]) == ((DECLINE,), (), frozenset())
+    assert desk.step()["declines"] == ()
+
+
+def test_prefill_learns_once_of_a_prompt_that_decode_computes_itself() -> None:
+    desk = make_desk()
+    for _ in range(2):
+        desk.refuse("a", PARAMS)
+    assert desk.promised("a", PARAMS, tokens=50, computed=0) == 0
+    desk.finished("a", whole=True, params=PARAMS)
+    assert desk.step()["declines"] == (DECLINE,)
+    assert desk.promised("a", {**PARAMS, "tokens": 49}, tokens=50, computed=0) == 0
+    assert desk.step()["declines"] == (DECLINE,)
+
+
+def test_a_prompt_that_decode_has_asked_for_is_not_declined() -> None:
+    desk = make_desk()
+    taken(desk, tokens=50, computed=0, blocks=[1, 2, 3, 4])
+    desk.refuse("a", PARAMS)
+    desk.finished("a", whole=False, params=PARAMS)
+    assert desk.step()["declines"] == ()
+
+
+@pytest.mark.parametrize("params", [None, {}, {**PARAMS, "do_remote_prefill": False}, {**PARAMS, "senders": []}])
+def test_a_request_without_a_room_of_prefill_is_not_declined(params: dict[str, Any] | None) -> None:
+    desk = make_desk()
+    desk.finished("a", whole=False, params=params)
+    assert desk.step()["declines"] == ()
+    desk = make_desk(takes=False)
+    desk.finished("a", whole=False, params=PARAMS)
+    assert desk.step()["declines"] == ()
 
 
 def test_a_request_without_parameters_is_not_handed_off() -> None:
@@ -204,6 +246,15 @@ def test_a_request_whose_blocks_did_not_arrive_is_known() -> None:
     assert desk.arrived(["a", "b"], [4]) == {"a"}
     taken(desk := make_desk(), tokens=50, computed=0, blocks=[1, 2, 3, 4])
     assert desk.arrived(["a"], [5]) == set()
+
+
+def test_a_bad_block_that_one_rank_reports_before_the_load_has_ended_is_known() -> None:
+    desk = make_desk()
+    taken(desk, tokens=50, computed=0, blocks=[1, 2, 3, 4])
+    assert desk.arrived([], [4]) == {"a"}
+    assert desk.arrived(["a"], []) == set()
+    # The request is forgotten with the end of its load.
+    assert desk.arrived([], [4]) == set()
 
 
 def test_senders_are_all_ranks_of_the_first_stage_and_then_of_the_next() -> None:

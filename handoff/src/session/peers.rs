@@ -211,6 +211,16 @@ enum Served {
     Finished,
 }
 
+impl Served {
+    /// How a connection ended whose watch reports `loss`.
+    const fn after(loss: Option<PeerLoss>) -> Self {
+        match loss {
+            Some(PeerLoss::Silent) => Self::Silent,
+            Some(PeerLoss::Closed) | None => Self::Broken,
+        }
+    }
+}
+
 struct PeerTask {
     context: Arc<PeerContext>,
     address: String,
@@ -297,22 +307,18 @@ impl PeerTask {
 
     /// Sends letters until the connection ends.
     async fn serve(&mut self, connection: &mut Connection) -> Served {
-        match self
-            .post(&connection.link, &self.context.registration)
-            .await
-        {
-            Posted::Taken => {}
+        let registration = &self.context.registration;
+        match self.watched_post(connection, registration).await {
+            Ok(Posted::Taken) => {}
             // The peer would refuse every later letter. The next connection registers again.
-            Posted::Refused => return Served::Unregistered,
-            Posted::Nowhere => return Served::Broken,
+            Ok(Posted::Refused) => return Served::Unregistered,
+            Ok(Posted::Nowhere) => return Served::Broken,
+            Err(lost) => return lost,
         }
         loop {
             let Outgoing { to, body } = tokio::select! {
                 biased;
-                loss = connection.lost.recv() => return match loss {
-                    Some(PeerLoss::Silent) => Served::Silent,
-                    Some(PeerLoss::Closed) | None => Served::Broken,
-                },
+                loss = connection.lost.recv() => return Served::after(loss),
                 letter = self.queue.recv() => match letter {
                     Some(letter) => letter,
                     None => return Served::Finished,
@@ -324,15 +330,31 @@ impl PeerTask {
                     address = self.address,
                     "a message to a process that is gone"
                 );
-                Posted::Refused
+                Ok(Posted::Refused)
             } else {
-                self.post(&connection.link, &body).await
+                self.watched_post(connection, &body).await
             };
             self.unsent.fetch_sub(1, Ordering::Relaxed);
-            if posted == Posted::Nowhere {
+            match posted {
+                Ok(Posted::Taken | Posted::Refused) => {}
                 // The watch of the next connection tells whether the peer is alive.
-                return Served::Broken;
+                Ok(Posted::Nowhere) => return Served::Broken,
+                Err(lost) => return lost,
             }
+        }
+    }
+
+    /// Posts a letter until the watch reports a loss: a stopped peer leaves the letter without an answer.
+    async fn watched_post(
+        &self,
+        connection: &mut Connection,
+        letter: &[u8],
+    ) -> Result<Posted, Served> {
+        let Connection { link, lost, .. } = connection;
+        tokio::select! {
+            biased;
+            loss = lost.recv() => Err(Served::after(loss)),
+            posted = self.post(link, letter) => Ok(posted),
         }
     }
 

@@ -77,6 +77,30 @@ fn prefill_that_is_stopped_is_noticed_within_four_seconds() {
     assert!(took < Duration::from_secs(5), "{took:?}");
 }
 
+/// The letter gets no answer, and decode waits two seconds for it.
+#[test]
+fn a_letter_to_a_stopped_peer_does_not_delay_the_notice() {
+    let rank = decode();
+    let mut prefill = Process::start();
+    let receiving = receive(&rank, 1, 10, &prefill.address);
+    prefill.tell("send 1 10");
+    prefill.tell("produce 0 4");
+    reaches(&receiving, PollState::Transferring);
+    let begin = Instant::now();
+    prefill.stop();
+    std::thread::sleep(Duration::from_millis(2900));
+    // The offer of another room is the letter.
+    let (layers, from) = (group().layers(), [prefill.address.clone()]);
+    let pages = (0, vec![20, 21]);
+    let late = rank
+        .session
+        .receive(RoomId(2), pages, &from, (1, &layers), false, soon())
+        .unwrap();
+    let took = fails_after(&receiving, begin);
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    drop(late);
+}
+
 #[test]
 fn decode_that_is_killed_leaves_no_pin() {
     let prefill = decode();

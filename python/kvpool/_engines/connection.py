@@ -68,8 +68,11 @@ class Connection:
             return otherwise
         try:
             return ask(pool)
-        except Exception as error:
-            # Every exception is caught: the caller may be a thread that the engine needs.
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            # Every other exception is caught: the caller may be a thread that the engine needs. A panic of the
+            # native module is no Exception.
             self.failed(what, error)
             return otherwise
 

@@ -108,6 +108,9 @@ class Keeper:
             lease.release()
         except kvpool.Error as error:
             logger.debug("a lease was left to run out: %s", error)
+        except BaseException:
+            # Every exception is caught: this thread serves the leases of all owners.
+            logger.exception("a lease was left to run out")
 
     def _renew(self, owner: str, lease: Renewable) -> None:
         lost = 0
@@ -117,6 +120,9 @@ class Keeper:
         except kvpool.Error as error:
             # The next check tries again while the lease runs.
             logger.debug("a lease was not renewed in %.1f s: %s", time.monotonic() - began, error)
+        except BaseException:
+            # As in `_release`.
+            logger.exception("a lease was not renewed")
         is_whole = not lost or self._again is not None
         if is_whole and lease.left > 0:
             return
@@ -140,4 +146,8 @@ class Keeper:
             return self._again(owner)
         except kvpool.Error as error:
             logger.warning("a lease that ended was not taken again: %s", error)
+            return None
+        except BaseException:
+            # As in `_release`.
+            logger.exception("a lease that ended was not taken again")
             return None

@@ -60,8 +60,9 @@ class Tasks:
             answer = failed
             try:
                 answer = run()
-            except Exception:
-                # Every exception is caught: the caller waits for a result.
+            except BaseException:
+                # Every exception is caught: the caller waits for a result. A panic of the native module is no
+                # Exception.
                 logger.exception("a task failed")
             with self._lock:
                 self._done[number] = answer
@@ -210,9 +211,14 @@ class KvpoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             self._connection.failed("looking objects up", error)
             return found
         hits = [at for (at, _), is_there in zip(named, present, strict=True) if is_there]
-        found.batched_set(hits)
-        if hits:
-            self._notify_keys_accessed([keys[at] for at in hits])
+        try:
+            found.batched_set(hits)
+            if hits:
+                self._notify_keys_accessed([keys[at] for at in hits])
+        except BaseException:
+            # The caller learns of no lock, so it would never release these.
+            self._locks.unlock([name for (_, name), is_there in zip(named, present, strict=True) if is_there])
+            raise
         return found
 
     def _load(self, keys: Sequence[Any], objects: Sequence[Any]) -> Any:

@@ -128,7 +128,7 @@ class KvpoolKVManager(CommonKVManager):  # type: ignore[misc]
         self.session: handoff.Session | None = None
         self.is_mla = bool(is_mla_backend)
         self.timeout = float(os.environ.get("KVPOOL_HANDOFF_TIMEOUT", "300"))
-        self._senders: dict[tuple[str, int], tuple[str, ...]] = {}
+        self._senders: dict[tuple[str, int | None], tuple[str, ...]] = {}
         self._ending: dict[int, handoff.Receiving] = {}
         super().__init__(args, mode, server_args, is_mla_backend)
         self.opened()
@@ -211,6 +211,18 @@ class KvpoolKVManager(CommonKVManager):  # type: ignore[misc]
         """Forgets prefill's addresses: after a failure prefill may restart at other addresses."""
         self._senders.pop((receiver.bootstrap_addr, receiver.prefill_dp_rank), None)
         self.prefill_info_table.pop(receiver.bootstrap_addr, None)
+
+    def declines(self, receiver: KvpoolKVReceiver) -> None:
+        """Tells prefill that decode does not ask for a room, so that prefill's pages are free. Does nothing without
+        known addresses: a question to the bootstrap server would delay the scheduler."""
+        known = (receiver.bootstrap_addr, getattr(receiver, "prefill_dp_rank", None))
+        senders = self._senders.get(known)
+        if senders is None:
+            return
+        try:
+            self.opened().decline(receiver.bootstrap_room, senders, no_pages=False)
+        except _REFUSED as error:
+            logger.warning("room %s: prefill does not learn of the abort: %s", receiver.bootstrap_room, error)
 
     def get_kv_replica_factor(self) -> int:
         return 1
@@ -427,9 +439,11 @@ class KvpoolKVReceiver(CommonKVReceiver):  # type: ignore[misc]
 
     def _send_abort_notification(self, *, force_arm: bool = False) -> None:
         """Aborts the room, whose end tells prefill. SGLang also calls this when another rank has failed."""
-        if self._receiving is not None:
-            self.kv_mgr.ends(self.bootstrap_room, self._receiving)
-            self._receiving.abort()
+        if self._receiving is None:
+            self.kv_mgr.declines(self)
+            return
+        self.kv_mgr.ends(self.bootstrap_room, self._receiving)
+        self._receiving.abort()
 
 
 class KvpoolKVBootstrapServer(CommonKVBootstrapServer):  # type: ignore[misc]

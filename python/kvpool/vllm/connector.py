@@ -135,6 +135,8 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         if request.skip_reading_prefix_cache:
+            if self._desk is not None:
+                self._desk.refuse(request.request_id, request.kv_transfer_params)
             return 0, False
         tokens = self._plans.lookup(
             request.request_id, request.block_hashes, request.num_tokens, num_computed_tokens
@@ -195,7 +197,8 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def update_connector_output(self, connector_output: Any) -> None:
         arrived = connector_output.finished_recving or ()
         bad_blocks = connector_output.invalid_block_ids or ()
-        failed = set(connector_output.failed_recving or ())
+        # The planner has forgotten a request that ended during its load.
+        failed = {request for request in connector_output.failed_recving or () if request in self._requests}
         if self._desk is not None:
             failed |= self._desk.arrived(arrived, bad_blocks)
         self._plans.arrived(arrived, failed, bad_blocks)
@@ -214,7 +217,9 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._desk is None:
             return saving, None
         ended = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
-        sending, answer = self._desk.finished(request.request_id, request.status in ended)
+        sending, answer = self._desk.finished(
+            request.request_id, request.status in ended, request.kv_transfer_params
+        )
         return saving or sending, answer
 
     def request_finished(
@@ -372,7 +377,11 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         )
         self._address = session.address
         self._exchange = Exchange(
-            session, settings.handoff, sorted(caches), settings.handoff_timeout
+            session,
+            settings.handoff,
+            sorted(caches),
+            settings.handoff_timeout,
+            declines=(stage, rank) == (0, 0),
         )
         logger.info("rank %d of stage %d takes and gives prompts at %s", rank, stage, self._address)
 

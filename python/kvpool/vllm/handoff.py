@@ -25,7 +25,7 @@ from typing import Any, TypeGuard, TypeVar
 
 import kvpool
 from kvpool import handoff
-from kvpool.vllm.plan import Plan, Receive, Send
+from kvpool.vllm.plan import Decline, Plan, Receive, Send
 from kvpool.vllm.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,8 @@ _MAX_LAYERS = 65_536
 _STOP_SECONDS = 5.0
 """How long `stop` waits for a preempted request's hand-off to release its blocks."""
 _LOOK = 0.002
+_REFUSED = (kvpool.Error, OverflowError, TypeError, ValueError)
+"""The exceptions of a native call that refuses a value of a client."""
 
 Blocks = Callable[[], Sequence[int]]
 """Returns the blocks of a request."""
@@ -125,7 +127,10 @@ class Given:
 class Desk:
     """The scheduler's half: which prompts are handed off in the next step.
 
-    Calls for a request on decode: `promised` (repeated while it waits), `allocated`, `arrived`, `finished`.
+    Calls for a request on decode: `promised` (repeated while it waits), `allocated`, `arrived`, `finished`. A call
+    of `refuse` takes the place of the first three if the engine computes the prompt itself. Prefill learns of each
+    prompt that decode does not ask for.
+
     Calls for a request on prefill: `computed` in each step, `finished`. In a step, `preempted` goes before
     `computed`, and `step` after it.
     """
@@ -157,6 +162,7 @@ class Desk:
         self._given: dict[str, Given] = {}
         self._sends: list[Send] = []
         self._receives: list[Receive] = []
+        self._declines: list[Decline] = []
         self._dropped: set[str] = set()
 
     def meet(self, addresses: Mapping[tuple[int, int], str]) -> None:
@@ -169,8 +175,9 @@ class Desk:
         """Returns how many of the prompt's `tokens` tokens come from prefill. The engine has the first
         `computed` tokens in its memory or in the pool, and only their whole pages count. Each request asks
         prefill once."""
-        if not self._takes or not params or not params.get("do_remote_prefill") or request in self._asked:
+        if not self._may_ask(request, params):
             return 0
+        assert params is not None, "invariant: a request without parameters asks for nothing"
         try:
             wanted = Parameters.read(params, self._mode)
         except ValueError as error:
@@ -178,7 +185,7 @@ class Desk:
             logger.warning("request %s is computed, not taken from prefill: %s", request, error)
             return 0
         if wanted.tokens is not None and wanted.tokens != tokens:
-            self._asked.add(request)
+            self.refuse(request, params)
             logger.warning(
                 "request %s has %d tokens, prefill computed %d: it is computed again",
                 request,
@@ -189,6 +196,20 @@ class Desk:
         held = computed // self._page_tokens
         self._promised[request] = (wanted, held, tokens)
         return tokens - held * self._page_tokens
+
+    def refuse(self, request: str, params: Mapping[str, Any] | None) -> None:
+        """The engine computes the prompt itself, so prefill need not keep its blocks. A second call has no
+        effect."""
+        if not self._may_ask(request, params):
+            return
+        assert params is not None, "invariant: a request without parameters asks for nothing"
+        self._asked.add(request)
+        try:
+            wanted = Parameters.read(params, self._mode)
+        except ValueError:
+            # Without the room and the addresses prefill cannot be told.
+            return
+        self._declines.append(Decline(request, wanted.room, wanted.senders))
 
     def allocated(self, request: str, blocks: Sequence[int], load_tokens: int) -> int:
         """The engine has allocated room for `load_tokens` tokens. Returns how many of them come from
@@ -214,14 +235,16 @@ class Desk:
         return tokens - held * self._page_tokens
 
     def arrived(self, requests: Iterable[str], bad_blocks: Iterable[int]) -> set[str]:
-        """The loads of `requests` have ended. Returns the requests that did not get all blocks from prefill."""
+        """The loads of `requests` have ended. Returns the requests that have one of `bad_blocks`: they do not get
+        all blocks from prefill."""
         bad = set(bad_blocks)
-        ended = {request: self._receiving.pop(request, None) for request in requests}
-        return {
-            request
-            for request, receive in ended.items()
-            if receive is not None and not bad.isdisjoint(receive.pages)
+        # One rank may report a bad block steps before the load has ended on all ranks.
+        lost = {
+            request for request, receive in self._receiving.items() if not bad.isdisjoint(receive.pages)
         }
+        for request in requests:
+            self._receiving.pop(request, None)
+        return lost
 
     def preempted(self, requests: Iterable[str]) -> None:
         """The requests have lost their blocks. vLLM may compute a request again in the same step."""
@@ -268,9 +291,14 @@ class Desk:
         self._given[request] = Given(room, tokens)
         self._sends.append(Send(request, room, pages, ranks))
 
-    def finished(self, request: str, whole: bool) -> tuple[bool, dict[str, Any] | None]:
+    def finished(
+        self, request: str, whole: bool, params: Mapping[str, Any] | None = None
+    ) -> tuple[bool, dict[str, Any] | None]:
         """The request has ended. Returns whether its blocks must stay until the workers have sent them, and the
-        `kv_transfer_params` of its answer. `whole` is false for a request that was aborted."""
+        `kv_transfer_params` of its answer. `whole` is false for a request that was aborted. `params` are the
+        request's own `kv_transfer_params`."""
+        # A request that is aborted in the engine's queue has not asked yet.
+        self.refuse(request, params)
         self._promised.pop(request, None)
         self._asked.discard(request)
         if self._receiving.pop(request, None) is not None:
@@ -290,8 +318,14 @@ class Desk:
         """Returns the hand-off's fields of the plan of the next step."""
         sends, self._sends = tuple(self._sends), []
         receives, self._receives = tuple(self._receives), []
+        declines, self._declines = tuple(self._declines), []
         dropped, self._dropped = frozenset(self._dropped), set()
-        return {"sends": sends, "receives": receives, "dropped": dropped}
+        return {"sends": sends, "receives": receives, "declines": declines, "dropped": dropped}
+
+    def _may_ask(self, request: str, params: Mapping[str, Any] | None) -> bool:
+        """Whether prefill hands the request's prompt off to this engine, and this engine has not decided yet."""
+        is_given = self._takes and params is not None and bool(params.get("do_remote_prefill"))
+        return is_given and request not in self._asked
 
 
 @dataclasses.dataclass
@@ -341,10 +375,18 @@ class Exchange:
     """
 
     def __init__(
-        self, session: handoff.Session, mode: str, layers: Sequence[int], timeout: float
+        self,
+        session: handoff.Session,
+        mode: str,
+        layers: Sequence[int],
+        timeout: float,
+        *,
+        declines: bool = True,
     ):
-        """`layers` are the numbers of this rank's layers."""
+        """`layers` are the numbers of this rank's layers. `declines` is true for the one rank that tells prefill
+        what this engine does not take."""
         self._session = session
+        self._declines = declines
         self._layers = tuple(layers)
         self._mode = mode
         self._timeout = timeout
@@ -365,9 +407,14 @@ class Exchange:
             self._abort(request)
 
     def begin_receives(self, plan: Plan) -> None:
-        """Starts the plan's receives."""
+        """Starts the plan's receives. Tells prefill which prompts this engine does not take."""
         for receive in plan.receives:
-            self._incoming[receive.request] = _Incoming(receive, self._receive(receive), time.monotonic())
+            handle = self._receive(receive)
+            self._incoming[receive.request] = _Incoming(receive, handle, time.monotonic())
+            if handle is None:
+                self._decline(Decline(receive.request, receive.room, receive.senders))
+        for decline in plan.declines:
+            self._decline(decline)
 
     def layer_computed(self, layer: int) -> None:
         """Names a layer that the step has computed, for the prompts that end in this step."""
@@ -511,6 +558,15 @@ class Exchange:
             pulling.use(receive.pages)
         return pulling
 
+    def _decline(self, decline: Decline) -> None:
+        """Frees prefill's blocks. Without this message prefill keeps them until its timeout."""
+        if not self._declines:
+            return
+        try:
+            self._session.decline(decline.room, decline.senders, no_pages=False)
+        except _REFUSED as error:
+            logger.warning("prefill keeps the blocks of request %s for a time: %s", decline.request, error)
+
     def _abort(self, request: str) -> None:
         for one in (self._outgoing.get(request), self._incoming.get(request)):
             if one is not None and one.handle is not None:
@@ -556,7 +612,7 @@ def _begun(request: str, start: Callable[[], Handle]) -> Handle | None:
     """
     try:
         return start()
-    except (kvpool.Error, OverflowError, TypeError, ValueError) as error:
+    except _REFUSED as error:
         logger.warning("the hand-off of request %s does not begin: %s", request, error)
         return None
 

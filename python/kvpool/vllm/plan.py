@@ -59,6 +59,16 @@ class Receive:
 
 
 @dataclasses.dataclass(frozen=True)
+class Decline:
+    """A prompt that prefill hands off and that this engine does not take."""
+
+    request: str
+    room: int
+    senders: tuple[str, ...]
+    """The addresses of all of prefill's ranks."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """A step's moves."""
 
@@ -72,3 +82,5 @@ class Plan:
     receives: tuple[Receive, ...] = ()
     dropped: frozenset[str] = frozenset()
     """Requests that ended early: the workers abort their hand-offs."""
+    declines: tuple[Decline, ...] = ()
+    """Prompts that prefill need not keep for this engine."""

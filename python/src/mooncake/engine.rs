@@ -222,10 +222,14 @@ impl PeerEngine {
             let number = session.batches.begin();
             let background = Arc::clone(&session);
             let target = asked.target.clone();
-            session.endpoint.in_background(&target, move || {
+            let begun = session.endpoint.in_background(&target, move || {
                 let outcome = background.carry_out(asked);
                 background.batches.end(number, outcome);
-            })?;
+            });
+            if let Err(error) = begun {
+                session.batches.forget(number);
+                return Err(error.into());
+            }
             Ok(number)
         })
     }
@@ -327,14 +331,14 @@ impl PeerEngine {
 
     /// Ends the session. Returns false when a transfer still uses memory.
     fn end(&self) -> bool {
+        if !self.home.is_here() {
+            // The session's threads belong to the parent, so ending it here would wait for ever. A missing thread
+            // may hold the lock.
+            return true;
+        }
         let Some(session) = self.session.lock().take() else {
             return true;
         };
-        if !self.home.is_here() {
-            // The session's threads belong to the parent, so ending it here would wait for ever.
-            std::mem::forget(session);
-            return true;
-        }
         let withdrawn = session.endpoint.withdraw_all();
         // Any other owner of the session is in the middle of a transfer, in a call or in the background.
         let until = Instant::now() + END_GRACE;
@@ -347,6 +351,11 @@ impl PeerEngine {
 
 impl Drop for PeerEngine {
     fn drop(&mut self) {
+        if !self.home.is_here() {
+            // As in `end`.
+            std::mem::forget(self.session.get_mut().take());
+            return;
+        }
         end_aside(|| {
             self.end();
         });

@@ -275,6 +275,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 8,
+        what: "a letter without an answer does not delay the notice of a stopped peer",
+        file: "handoff/src/session/peers.rs",
+        on: "loss = lost.recv() => Err(Served::after(loss)),",
+        off: "loss = lost.recv(), if letter.is_empty() => Err(Served::after(loss)),",
+        package: "kvpool-handoff",
+        test: "a_letter_to_a_stopped_peer_does_not_delay_the_notice",
+    },
+    Mechanism {
+        invariant: 8,
         what: "few writes to one peer start at a time",
         file: "handoff/src/session/peers.rs",
         on: "const MAX_STARTS: usize = 8;",

@@ -54,6 +54,11 @@ impl Batches {
         number
     }
 
+    /// Forgets a transfer that did not begin. No caller learns its number.
+    pub(super) fn forget(&self, number: u64) {
+        self.state.lock().known.remove(&number);
+    }
+
     /// Records the end of a transfer.
     pub(super) fn end(&self, number: u64, outcome: Result<(), TransferError>) {
         let mut state = self.state.lock();
