@@ -19,7 +19,7 @@ use std::time::Duration;
 /// Show the pool: nodes, segments, used memory, rates, and problems
 ///
 /// Hit rates count from the start of the master. Other rates are measured over the time --over; the
-/// command takes that long. A master that is silent costs some seconds.
+/// command takes that long. A silent master delays the command by some seconds.
 ///
 /// `used` is the sum of blocks, puts in progress and quarantine. Quarantined bytes are freed but may
 /// still be read or written; they are reused once their node has fenced them.
