@@ -105,8 +105,8 @@ pub struct Flags {
     /// Mark RDMA packets with this traffic class [default: 0]
     #[arg(long, value_name = "CLASS")]
     rdma_traffic_class: Option<u8>,
-    /// Let one client hold at most this share of the memory by views and by writes through shared memory or
-    /// RDMA; a single block may exceed it [default: 0.25]
+    /// Let one client process hold at most this share of the memory by its views and its writes through shared
+    /// memory; a single block may exceed it. Writes over RDMA and TCP do not count [default: 0.25]
     #[arg(long, value_name = "SHARE")]
     max_held_ratio: Option<f64>,
     /// Who may reach the memory itself: with shared every caller, with strict those that may write in every
