@@ -9,9 +9,10 @@ use kvpool_types::Causes;
 const COLUMNS: usize = 60;
 /// The most characters of a name: a longer one would push the other columns off the screen.
 const NAME: usize = 40;
-/// The steps of a bar: in the first lines, and in the table of nodes, which has many columns.
+/// The steps of a bar: in the first lines, and in the table of nodes. That table has many columns, and its bar is
+/// as wide as its header.
 const BAR: u8 = 20;
-const NODE_BAR: u8 = 10;
+const NODE_BAR: u8 = 6;
 /// The most alerts and namespaces on a screen.
 const SOME: usize = 5;
 
@@ -318,14 +319,14 @@ mod tests {
         );
     }
 
-    /// Nodes of two versions run side by side during an upgrade.
+    /// Nodes of two versions run side by side during an upgrade. Each has an SSD.
     #[test]
     fn nodes_and_masters_are_shown_with_their_versions_in_120_columns() {
         let node = |name: &str, version: &str| {
             serde_json::json!({
-                "name": name, "state": "draining", "data_address": "10.0.0.12:7072",
-                "version": version, "silent_ms": 9900,
-                "capacity_bytes": 1023u64 << 30, "used_bytes": 1023u64 << 30,
+                "name": name, "state": "live", "data_address": "10.0.0.12:7072",
+                "version": version, "silent_ms": 2900,
+                "capacity_bytes": 512u64 << 30, "used_bytes": 512u64 << 30,
                 "media": [{ "state": "ready", "capacity_bytes": 3u64 << 40, "used_bytes": 3u64 << 40 }],
             })
         };
