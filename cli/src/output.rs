@@ -135,6 +135,14 @@ pub fn bytes(count: u64) -> String {
     ByteSize(count).display().iec().to_string()
 }
 
+/// The version of a daemon. A daemon of an early version does not tell it.
+pub(crate) fn version(version: &str) -> &str {
+    match version {
+        "" => "unknown",
+        version => version,
+    }
+}
+
 /// Formats a number with its digits in groups of three.
 pub fn count(number: u64) -> String {
     let digits = number.to_string();

@@ -20,11 +20,11 @@ pub struct Flags {
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     auth_jwks: Option<PathBuf>,
-    /// Issuer of tokens: their claim iss
-    #[arg(long, value_name = "URL")]
+    /// Issuer of tokens, exactly as in their claim iss; kvctl for tokens of `kvctl token create`
+    #[arg(long, value_name = "NAME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     auth_issuer: Option<String>,
-    /// Audience of tokens: one of their claim aud [default: kvpool]
+    /// Audience of tokens, which their claim aud must contain [default: kvpool]
     #[arg(long, value_name = "NAME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     auth_audience: Option<String>,

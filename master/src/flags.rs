@@ -138,11 +138,11 @@ pub struct Flags {
     #[arg(long, value_name = "TIME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     suspect_after: Option<String>,
-    /// Drop a node and its blocks after this long without a heartbeat [default: 10m]
+    /// Drop a node and the blocks in its memory after this long without a heartbeat [default: 10m]
     #[arg(long, value_name = "TIME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     drop_after: Option<String>,
-    /// Drop an SSD and its blocks after this long without a node that has it [default: 1day]
+    /// Drop an SSD and the copies on it after this long without a node that has it [default: 1day]
     #[arg(long, value_name = "TIME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     ssd_drop_after: Option<String>,

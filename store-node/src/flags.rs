@@ -8,8 +8,8 @@ use std::path::PathBuf;
 
 const ABOUT: &str = "kvstore-node contributes memory to the pool and serves the bytes of its blocks.
 
-It registers with a kvmaster, which decides what is kept where; clients read and write its memory
-directly, over TCP or, on the same host, through shared memory. It knows no keys.
+It registers with a kvmaster, which decides what is kept where. Clients read and write its memory
+directly: through shared memory on the same host, over RDMA, or over TCP. It knows no keys.
 
 Start a kvmaster first, then a node on every host that has memory to give:
 
@@ -55,11 +55,11 @@ pub struct Flags {
     #[arg(long)]
     name: Option<String>,
     /// Contribute a segment of memory of this size, for instance 8GiB; repeat for more, or separate by
-    /// commas
+    /// commas. At least one is required
     #[arg(long, value_name = "SIZE")]
     segment: Vec<String>,
     /// Keep blocks that leave memory on this disk, partition or file:
-    /// path=PATH[,size=SIZE][,dwpd=NUMBER][,namespace=NAME][,reset]; repeat for more. A new file needs a size.
+    /// path=PATH[,size=SIZE][,dwpd=NUMBER][,namespace=NAME][,reset]; repeat for more. A new file of path= needs a size.
     /// dwpd limits the writes, in drive writes per day. With namespace, only blocks of that namespace go there. With
     /// reset, whatever else it holds is lost. With dir=DIRECTORY instead of path=, the node takes the first file there
     /// that no other process has
@@ -105,8 +105,8 @@ pub struct Flags {
     /// Mark RDMA packets with this traffic class [default: 0]
     #[arg(long, value_name = "CLASS")]
     rdma_traffic_class: Option<u8>,
-    /// Let one client hold at most this share of the memory by shared-memory writes and views, or one block
-    /// [default: 0.25]
+    /// Let one client process hold at most this share of the memory by its views and its writes through shared
+    /// memory; a single block may exceed it. Writes over RDMA and TCP do not count [default: 0.25]
     #[arg(long, value_name = "SHARE")]
     max_held_ratio: Option<f64>,
     /// Who may reach the memory itself: with shared every caller, with strict those that may write in every
@@ -114,7 +114,7 @@ pub struct Flags {
     #[arg(long, value_enum, value_name = "MODE", hide_possible_values = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     isolation: Option<Isolation>,
-    /// Maximum number of data connections at once [default: 1024]
+    /// Most connections at once: of the data port, and as many of the Unix socket [default: 1024]
     #[arg(long, value_name = "N")]
     max_connections: Option<usize>,
     /// After SIGTERM, wait this long for work in progress [default: 10s]

@@ -75,7 +75,7 @@ struct Change {
     name: String,
     #[command(flatten)]
     settings: Settings,
-    /// End a setting, by its name in `kvctl namespace show`; may be repeated
+    /// Remove a setting, by its name in `kvctl namespace show`; may be repeated
     #[arg(long, value_name = "SETTING", value_parser = parse_setting)]
     clear: Vec<Setting>,
 }
@@ -113,7 +113,7 @@ struct Settings {
     /// Above this much memory its blocks are evicted first
     #[arg(long, value_name = "BYTES")]
     memory_soft: Option<ByteSize>,
-    /// The most memory, with open puts. Its puts then evict its own blocks
+    /// The most memory, with open puts. When it is used, puts evict the namespace's own blocks
     #[arg(long, value_name = "BYTES")]
     memory_hard: Option<ByteSize>,
     /// The most room on media. Beyond it blocks get no copy

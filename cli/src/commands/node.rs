@@ -8,7 +8,7 @@ mod wait;
 use crate::context::Context;
 use clap::Subcommand;
 
-/// Take a store node out of service or back, or make directories for one
+/// Drain store nodes, take them back, wait for drains, or make directories for a node
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

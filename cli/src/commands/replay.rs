@@ -47,7 +47,7 @@ pub(crate) struct Args {
     /// Memory of the pool, all on one node [default: enough for every block of the trace]
     #[arg(long, value_name = "SIZE")]
     pool_size: Option<ByteSize>,
-    /// Give the node an SSD of room for this many blocks: a file in the temporary directory
+    /// Give the node an SSD with room for this many blocks: a file in the temporary directory
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
     ssd_blocks: Option<u64>,
     /// Write budget of the SSD, in drive writes per day [default: none]

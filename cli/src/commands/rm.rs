@@ -10,8 +10,8 @@ use serde::Serialize;
 
 /// Remove blocks
 ///
-/// Without --force, leased and pinned blocks stay and the exit code is 1. A reader that holds a lease
-/// still gets the correct bytes or a miss. Exits with code 3 if a named key is not in the pool.
+/// Without --force, leased and pinned blocks stay and the exit code is 1. With --force, a reader that holds a
+/// lease still gets the correct bytes or a miss. Exits with code 3 if a named key is not in the pool.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

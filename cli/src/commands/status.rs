@@ -19,7 +19,7 @@ use std::time::Duration;
 /// Show the pool: nodes, segments, used memory, rates, and problems
 ///
 /// Hit rates count from the start of the master. Other rates are measured over the time --over; the
-/// command takes that long. A master that is silent costs some seconds.
+/// command takes that long. A silent master delays the command by some seconds.
 ///
 /// `used` is the sum of blocks, puts in progress and quarantine. Quarantined bytes are freed but may
 /// still be read or written; they are reused once their node has fenced them.
@@ -197,13 +197,6 @@ fn used_memory(status: &Status) -> String {
     format!("{}; no node takes blocks", used(held, capacity))
 }
 
-fn version_of(node: &Node) -> &str {
-    match node.version.as_str() {
-        "" => "unknown",
-        version => version,
-    }
-}
-
 fn tables(status: &Status, all: bool) -> String {
     let mut pool = output::facts();
     pool.add_row(["epoch", &status.epoch.to_string()]);
@@ -241,7 +234,7 @@ fn tables(status: &Status, all: bool) -> String {
                 used(segment.used_bytes, segment.capacity_bytes),
                 output::count(segment.free_ranges),
                 output::bytes(segment.largest_free_bytes),
-                version_of(node).to_owned(),
+                output::version(&node.version).to_owned(),
             ]);
         }
     }

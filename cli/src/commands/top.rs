@@ -19,8 +19,8 @@ use std::time::Duration;
 /// It shows the facts of the page that kvmaster serves at its HTTP port. Any master answers: a standby too,
 /// and also while the pool has no leader. `q` or Ctrl-C ends it.
 ///
-/// With --output json, or if standard output is not a terminal, each snapshot is a line of its own, or a text
-/// of its own without --output json.
+/// If standard output is not a terminal, the snapshots follow each other as texts. With --output json each
+/// snapshot is one line; with --once too, it is indented JSON.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

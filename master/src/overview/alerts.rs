@@ -300,13 +300,18 @@ fn silent(node: &NodeFacts) -> Option<Alert> {
     Some(Alert::new(severity, kind, name, message))
 }
 
-/// The operator's next step for a drained node.
+/// The operator's next step for a drained node. A node that stops cannot be taken back.
 fn drained(node: &NodeFacts) -> &'static str {
-    match (node.media.is_empty(), node.media_leave) {
-        (true, _) => "Stop it, or take it back with `kvctl node undrain`",
-        (false, false) => "Keep its disks: it was drained without --ssd",
-        (false, true) => {
+    match (node.media.is_empty(), node.media_leave, node.stops) {
+        (true, _, false) => "Stop it, or take it back with `kvctl node undrain`",
+        (true, _, true) => "It stops now: start it again to take it back",
+        (false, false, false) => "Keep its disks: it was drained without --ssd",
+        (false, false, true) => "It stops now. Keep its disks: it was drained without --ssd",
+        (false, true, false) => {
             "Its SSDs are not needed either: stop it, and run `kvctl ssd detach` for each of them"
+        }
+        (false, true, true) => {
+            "Its SSDs are not needed either: once it has stopped, run `kvctl ssd detach` for each of them"
         }
     }
 }

@@ -336,4 +336,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_second_copy_replaces_only_a_copy_that_may_leave",
     },
+    Mechanism {
+        invariant: 5,
+        what: "the alert of a drained node that stops does not ask the operator to take it back",
+        file: "master/src/overview/alerts.rs",
+        on: "match (node.media.is_empty(), node.media_leave, node.stops) {",
+        off: "match (node.media.is_empty(), node.media_leave, false) {",
+        package: "kvpool-master",
+        test: "a_drained_node_that_stops_does_not_ask_for_a_stop_nor_for_the_end_of_its_drain",
+    },
 ];

@@ -15,17 +15,17 @@ const POLL: Duration = Duration::from_millis(200);
 /// Wait until no store node drains
 ///
 /// A store node that stops needs its master to move or save its blocks. Run this before a master stops that
-/// may stop together with store nodes. The command looks for --settle first, because a node's signal may
-/// come later than the master's. It does not wait for drained nodes, which need the master no more. A node that
-/// drains and becomes suspect is waited for until the master hears it again or drops it. When
-/// --timeout has passed first, it fails and names the nodes that drain still. It also fails, and names the nodes,
-/// if drains that it waited for were cancelled.
+/// may stop together with store nodes. The command looks for at least --settle, because a node's signal may
+/// come later than the master's. It does not wait for drained nodes, which no longer need the master. If a node
+/// becomes suspect while it drains, the command waits until the master hears the node again or drops it. If
+/// --timeout passes first, the command fails and names the nodes that still drain. It also fails, and names the
+/// nodes, if drains that it waited for were cancelled.
 #[derive(Debug, clap::Args)]
 #[command(arg = call_timeout(), after_help = "\
 Example:
   kvctl --master http://127.0.0.1:7070 node wait --settle 3s --timeout 1m")]
 pub(super) struct Args {
-    /// How long no node must have been seen draining
+    /// Succeed when no node was seen draining for this long
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = parse_timeout)]
     settle: Duration,
     /// The longest time to wait; 0s looks once
@@ -35,7 +35,7 @@ pub(super) struct Args {
 
 #[derive(Serialize)]
 struct Outcome {
-    /// The nodes that drain still.
+    /// The nodes that still drain.
     draining: Vec<String>,
     /// The nodes that drained, and take blocks again without a restart.
     cancelled: Vec<String>,

@@ -14,7 +14,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Make a token, and what the pool needs to believe it
+/// Make a token, and the keys and policy by which a pool judges it
 ///
 /// The directory gets a signing key, the JWKS with its public half, and the policy, unless they are
 /// there. The token goes to a file that only you can read. With --role, the policy gets a rule. A subject that

@@ -25,10 +25,10 @@ pub(super) struct Args {
     /// Directory with jwks.json and policy.toml, by which to verify the token
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Issuer that the daemons believe
+    /// Issuer: the --auth-issuer of the daemons
     #[arg(long, value_name = "NAME", default_value = ISSUER)]
     issuer: String,
-    /// Audience of the daemons
+    /// Audience: the --auth-audience of the daemons
     #[arg(long, value_name = "NAME", default_value = AuthSettings::DEFAULT_AUDIENCE)]
     audience: String,
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Sign with a new key from now on
 ///
 /// The JWKS gets the new public key at once. The command waits until the daemons have read it, and then replaces the
-/// signing key. Tokens of the key before stay good until they expire, or until `kvctl token forget` names its id.
+/// signing key. Tokens of the earlier key stay valid until they expire, or until `kvctl token forget` names its id.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -27,7 +27,7 @@ pub(super) struct Rotate {
     wait: Duration,
 }
 
-/// Believe tokens of a key no longer
+/// Withdraw a key, so that its tokens are refused
 ///
 /// Daemons refuse its tokens about a second after they have the changed JWKS.
 #[derive(Debug, clap::Args)]

@@ -29,6 +29,7 @@ pub(super) struct Master {
     pub(super) address: String,
     pub(super) role: String,
     pub(super) lag: u64,
+    pub(super) version: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -48,6 +49,7 @@ pub(super) struct Node {
     pub(super) name: String,
     pub(super) state: String,
     pub(super) data_address: String,
+    pub(super) version: String,
     pub(super) silent_ms: Option<u64>,
     pub(super) capacity_bytes: u64,
     pub(super) used_bytes: u64,

@@ -9,6 +9,10 @@ use kvpool_types::Causes;
 const COLUMNS: usize = 60;
 /// The most characters of a name: a longer one would push the other columns off the screen.
 const NAME: usize = 40;
+/// The steps of a bar: in the first lines, and in the table of nodes. That table has many columns, and its bar is
+/// as wide as its header.
+const BAR: u8 = 20;
+const NODE_BAR: u8 = 6;
 /// The most alerts and namespaces on a screen.
 const SOME: usize = 5;
 
@@ -79,7 +83,7 @@ fn pool(facts: &Facts) -> Vec<String> {
     vec![
         format!(
             "memory {}  {}, {remark}{} in quarantine",
-            bar(used, capacity),
+            bar(used, capacity, BAR),
             share(used, capacity),
             output::bytes(pool.quarantine_bytes)
         ),
@@ -168,7 +172,7 @@ fn chart(history: &[Point], of: Reading<'_>, top: f64) -> String {
 
 fn nodes(facts: &Facts, room: usize) -> String {
     let mut table = output::table([
-        "node", "state", "memory", "used", "media", "heard", "address",
+        "node", "state", "memory", "used", "media", "heard", "address", "version",
     ]);
     // A node that needs a look comes first.
     let mut nodes: Vec<&Node> = facts.nodes.iter().collect();
@@ -190,11 +194,12 @@ fn nodes(facts: &Facts, room: usize) -> String {
         table.add_row([
             short(&node.name),
             node.state.clone(),
-            bar(node.used_bytes, node.capacity_bytes),
+            bar(node.used_bytes, node.capacity_bytes, NODE_BAR),
             share(node.used_bytes, node.capacity_bytes),
             media.collect::<Vec<_>>().join(", "),
             heard,
             short(&node.data_address),
+            short(output::version(&node.version)),
         ]);
     }
     match nodes.len().saturating_sub(room) {
@@ -225,7 +230,7 @@ fn namespaces(facts: &Facts, some: usize) -> String {
 }
 
 fn masters(facts: &Facts) -> String {
-    let mut table = output::table(["master", "role", "log lag"]);
+    let mut table = output::table(["master", "role", "log lag", "version"]);
     for master in &facts.masters {
         let address = match master.address.as_str() {
             "" => &facts.told_by,
@@ -235,6 +240,7 @@ fn masters(facts: &Facts) -> String {
             short(address),
             master.role.clone(),
             output::count(master.lag),
+            short(output::version(&master.version)),
         ]);
     }
     table.to_string()
@@ -248,11 +254,11 @@ fn share(used: u64, capacity: u64) -> String {
     )
 }
 
-fn bar(used: u64, capacity: u64) -> String {
+fn bar(used: u64, capacity: u64, steps: u8) -> String {
     let full = percent(used, capacity);
-    (1..=20u8)
+    (1..=steps)
         .map(|n| {
-            if f64::from(n) * 5.0 <= full {
+            if f64::from(n) * 100.0 / f64::from(steps) <= full {
                 '█'
             } else {
                 '░'
@@ -311,6 +317,37 @@ mod tests {
             text.contains("50 % of 1.0 GiB, no node takes blocks"),
             "{text}"
         );
+    }
+
+    /// Nodes of two versions run side by side during an upgrade. Each has an SSD.
+    #[test]
+    fn nodes_and_masters_are_shown_with_their_versions_in_120_columns() {
+        let node = |name: &str, version: &str| {
+            serde_json::json!({
+                "name": name, "state": "live", "data_address": "10.0.0.12:7072",
+                "version": version, "silent_ms": 2900,
+                "capacity_bytes": 512u64 << 30, "used_bytes": 512u64 << 30,
+                "media": [{ "state": "ready", "capacity_bytes": 3u64 << 40, "used_bytes": 3u64 << 40 }],
+            })
+        };
+        let json = serde_json::json!({
+            "role": "leader", "pool": {},
+            "nodes": [node("kvpool-node-0", "0.1.0"), node("kvpool-node-1", "")],
+            "masters": [{ "address": "http://m:1", "role": "leader", "version": "0.2.0" }],
+        });
+        let text = text(&serde_json::from_value(json).unwrap(), 60);
+        let rows = [
+            ("kvpool-node-0", " 0.1.0"),
+            ("kvpool-node-1", " unknown"),
+            ("http://m:1", " 0.2.0"),
+        ];
+        for (name, version) in rows {
+            let mut lines = text.lines().map(|line| line.trim_matches(['│', ' ']));
+            let row = lines.find(|line| line.starts_with(name)).unwrap();
+            assert!(row.ends_with(version), "{text}");
+        }
+        let widest = text.lines().map(|line| line.chars().count()).max();
+        assert!(widest <= Some(120), "{widest:?} columns: {text}");
     }
 
     #[test]

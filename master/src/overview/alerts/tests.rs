@@ -178,6 +178,40 @@ fn a_drained_node_says_whether_its_disks_are_still_needed() {
     assert!(kept.contains("Keep its disks"), "{kept}");
 }
 
+/// The drain of a node that stops cannot be ended, and nobody needs to stop it.
+#[test]
+fn a_drained_node_that_stops_does_not_ask_for_a_stop_nor_for_the_end_of_its_drain() {
+    let medium = MediumFacts {
+        id: "m".to_owned(),
+        state: "ready",
+        capacity_bytes: 1,
+        used_bytes: 1,
+        copies: 3,
+    };
+    let said = |media: &[MediumFacts], media_leave, stops| {
+        let mut pool = healthy();
+        let mut node = node("drained");
+        node.media = media.to_vec();
+        node.media_leave = media_leave;
+        node.stops = stops;
+        pool.nodes.push(node);
+        judged(pool, &Recent::default()).remove(0).message
+    };
+    let stays = said(&[], false, false);
+    assert!(stays.contains("Stop it"), "{stays}");
+    assert!(stays.contains("kvctl node undrain"), "{stays}");
+    let alone = said(&[], false, true);
+    assert!(alone.contains("It stops now: start it again"), "{alone}");
+    let kept = said(std::slice::from_ref(&medium), false, true);
+    assert!(kept.contains("It stops now. Keep its disks"), "{kept}");
+    let emptied = said(&[medium], true, true);
+    assert!(emptied.contains("once it has stopped"), "{emptied}");
+    for message in [alone, kept, emptied] {
+        assert!(!message.contains("undrain"), "{message}");
+        assert!(!message.to_lowercase().contains("stop it"), "{message}");
+    }
+}
+
 #[test]
 fn a_pool_without_a_live_node_comes_first() {
     let mut ill = healthy();
