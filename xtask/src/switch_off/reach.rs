@@ -11,7 +11,7 @@ const STORES: &str = "the metadata store is replaced";
 const COST: &str = "it saves work or time: without it nothing becomes wrong";
 const MISS: &str = "without it a block is missed, or evicted in vain: nothing becomes wrong";
 const SIZE: &str = "no history is that large or that long";
-const LOGS: &str = "nobody reads what processes log";
+const LOGS: &str = "nobody reads what processes log or show";
 const CANCELLED: &str = "no operator of the simulation cancels a drain";
 const REDUNDANT: &str = "another mechanism keeps the rule without it";
 const ONE_MEDIUM: &str = "no node of the simulation has two media";
@@ -259,6 +259,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
         &[
             "a key writes no line of its own into a log",
             "a replica that left before its re-verification does not count as damaged",
+            "the alert of a drained node that stops does not ask the operator to take it back",
         ],
     ),
     (
