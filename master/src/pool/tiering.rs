@@ -465,8 +465,8 @@ impl Pool {
         medium.is_some_and(|medium| self.keeps_copies(medium, node))
     }
 
-    /// Whether a block has a copy on another medium than this one that can be read and stays: its node does not leave,
-    /// and its zone is not the next one to be emptied. A copy whose record is on its way to the log does not count.
+    /// Whether a block has a copy on another medium than this one that can be read and stays. The node of such a copy
+    /// does not leave, and the copy's zone is not the next one to be emptied. A copy whose record is on its way to the log does not count.
     fn has_good_copy_beside(&self, block: &Moved, medium: SegmentId) -> bool {
         let mut at = None;
         let keys = [block.key.as_ref()];
