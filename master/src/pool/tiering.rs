@@ -466,7 +466,8 @@ impl Pool {
     }
 
     /// Whether a block has a copy on another medium than this one that can be read and stays. The node of such a copy
-    /// does not leave, and the copy's zone is not the next one to be emptied. A copy whose record is on its way to the log does not count.
+    /// does not leave, and the copy's zone is not the next one to be emptied. A copy whose record is on its way to the
+    /// log does not count.
     fn has_good_copy_beside(&self, block: &Moved, medium: SegmentId) -> bool {
         let mut at = None;
         let keys = [block.key.as_ref()];
