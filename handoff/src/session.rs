@@ -108,7 +108,11 @@ impl Default for HandoffOptions {
             limits: RoomLimits::default(),
             chunks: ChunkSizes::default(),
             pins: PinLimits::default(),
-            watch: PeerWatchOptions::default(),
+            // The loss of a stopped peer is known within four intervals and the time of a step of the engine.
+            watch: PeerWatchOptions {
+                interval: Duration::from_millis(900),
+                ..PeerWatchOptions::default()
+            },
             idle: Duration::from_secs(60),
             stall: Duration::from_secs(20),
             failure_probability: 0.0,
