@@ -32,9 +32,6 @@ use std::time::{Duration, Instant};
 
 /// The most blocks that are pulled at a time.
 const WORKERS: usize = 4;
-/// The most blocks that are pulled at a time from one node while other orders wait. So a node that hangs
-/// leaves a worker to the others.
-const MOST_OF_A_SOURCE: usize = WORKERS - 1;
 /// How long an order may wait in the queue. The master gives it up a little later.
 const LONGEST_WAIT: Duration = Duration::from_secs(25);
 /// Connections to one other node.
@@ -93,9 +90,15 @@ struct Shared {
     /// Opens links in a simulation.
     dialer: Option<Arc<dyn Dial>>,
     client: ClientId,
+    turns: Turns,
+    links: Mutex<HashMap<Incarnation, Arc<dyn Link>>>,
+}
+
+/// The orders that wait for workers, and the workers that wait for orders.
+#[derive(Debug, Default)]
+struct Turns {
     queue: Mutex<Queue>,
     changed: Condvar,
-    links: Mutex<HashMap<Incarnation, Arc<dyn Link>>>,
 }
 
 #[derive(Debug, Default)]
@@ -113,15 +116,50 @@ struct Order {
     since: Instant,
 }
 
+impl Turns {
+    /// Waits for the next order. `None` once the queue is closed.
+    fn next(&self) -> Option<Order> {
+        let mut queue = self.queue.lock();
+        loop {
+            if queue.is_closed {
+                return None;
+            }
+            match queue.next() {
+                Some(next) => return Some(next),
+                None => self.changed.wait(&mut queue),
+            }
+        }
+    }
+
+    /// Records that an order has ended. A worker may have waited for that with orders in the queue.
+    fn ended(&self, order: &Order) {
+        let mut queue = self.queue.lock();
+        queue.ended(order);
+        let has_orders = !queue.orders.is_empty();
+        drop(queue);
+        if has_orders {
+            self.changed.notify_all();
+        }
+    }
+
+    fn close(&self) {
+        self.queue.lock().is_closed = true;
+        self.changed.notify_all();
+    }
+}
+
 impl Queue {
-    /// Takes the first order whose source has less than [`MOST_OF_A_SOURCE`] orders in progress. If there is
-    /// none, takes the first order.
+    /// Takes the first order that may begin. A source gets the last free worker only while none of its
+    /// orders is in progress. Otherwise one source that hangs could hold all workers, and orders of other
+    /// sources that come later would wait for it.
     fn next(&mut self) -> Option<Order> {
-        let has_worker = |order: &Order| {
-            let busy = self.busy.get(&order.pull.from_incarnation);
-            busy.is_none_or(|busy| *busy < MOST_OF_A_SOURCE)
+        let in_progress: usize = self.busy.values().sum();
+        let is_last = in_progress + 1 >= WORKERS;
+        let may_begin = |order: &Order| {
+            let source = &order.pull.from_incarnation;
+            !is_last || !self.busy.contains_key(source)
         };
-        let at = self.orders.iter().position(has_worker).unwrap_or(0);
+        let at = self.orders.iter().position(may_begin)?;
         let order = self.orders.remove(at)?;
         let source = order.pull.from_incarnation.clone();
         *self.busy.entry(source).or_default() += 1;
@@ -172,8 +210,7 @@ impl Pulls {
                 tls,
                 dialer,
                 client: ClientId(kvpool_seams::random()),
-                queue: Mutex::default(),
-                changed: Condvar::new(),
+                turns: Turns::default(),
                 links: Mutex::default(),
             }),
             started: OnceLock::new(),
@@ -192,7 +229,7 @@ impl Pulls {
         let is_running = *self.started.get_or_init(|| self.start());
         let mut refused = Vec::new();
         {
-            let (mut queue, since) = (self.shared.queue.lock(), now());
+            let (mut queue, since) = (self.shared.turns.queue.lock(), now());
             for pull in orders {
                 if is_running && queue.orders.len() < MOST_WAITING {
                     let session = session.clone();
@@ -206,7 +243,7 @@ impl Pulls {
                 }
             }
         }
-        self.shared.changed.notify_all();
+        self.shared.turns.changed.notify_all();
         for ticket in refused {
             answer(session, ticket, Code::TooManyHeld);
         }
@@ -228,31 +265,18 @@ impl Pulls {
 impl Drop for Pulls {
     fn drop(&mut self) {
         // A worker that is reading ends by its deadline, and the drop does not wait for it.
-        self.shared.queue.lock().is_closed = true;
-        self.shared.changed.notify_all();
+        self.shared.turns.close();
     }
 }
 
 impl Shared {
     fn run(&self) {
-        loop {
-            let order = {
-                let mut queue = self.queue.lock();
-                loop {
-                    if queue.is_closed {
-                        return;
-                    }
-                    match queue.next() {
-                        Some(next) => break next,
-                        None => self.changed.wait(&mut queue),
-                    }
-                }
-            };
+        while let Some(order) = self.turns.next() {
             match now().saturating_duration_since(order.since) < LONGEST_WAIT {
                 true => futures::executor::block_on(self.carry_out(&order.pull, &order.session)),
                 false => answer(&order.session, order.pull.ticket, Code::Unreachable),
             }
-            self.queue.lock().ended(&order);
+            self.turns.ended(&order);
         }
     }
 
@@ -459,37 +483,79 @@ fn answer(session: &Session, ticket: u64, code: Code) {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_source_that_hangs_leaves_a_worker_to_others() {
+    fn order(source: u128, ticket: u64) -> Order {
         let (answers, _session) = tokio::sync::mpsc::unbounded_channel();
-        let session = Session {
-            cluster: ClusterId(1),
-            incarnation: Incarnation(9),
-            epoch: Epoch(1),
-            answers,
-        };
-        let order = |source: u128, ticket| Order {
+        Order {
             pull: proto::Pull {
                 ticket,
                 from_incarnation: bytes::Bytes::copy_from_slice(&source.to_be_bytes()),
                 ..proto::Pull::default()
             },
-            session: session.clone(),
+            session: Session {
+                cluster: ClusterId(1),
+                incarnation: Incarnation(9),
+                epoch: Epoch(1),
+                answers,
+            },
             since: now(),
-        };
+        }
+    }
+
+    fn take(queue: &mut Queue) -> Vec<Order> {
+        std::iter::from_fn(|| queue.next()).collect()
+    }
+
+    fn tickets(orders: &[Order]) -> Vec<u64> {
+        orders.iter().map(|order| order.pull.ticket).collect()
+    }
+
+    #[test]
+    fn a_source_that_hangs_leaves_a_worker_to_others() {
         let mut queue = Queue::default();
         queue.orders.extend((0..10).map(|ticket| order(1, ticket)));
         queue.orders.push_back(order(2, 10));
-        let taken: Vec<Order> = (0..WORKERS).filter_map(|_| queue.next()).collect();
-        let tickets = |orders: &[Order]| -> Vec<u64> {
-            orders.iter().map(|order| order.pull.ticket).collect()
-        };
+        let taken = take(&mut queue);
         assert_eq!(tickets(&taken), [0, 1, 2, 10]);
         taken.iter().for_each(|order| queue.ended(order));
-        // Alone it has all of them.
-        let taken: Vec<Order> = (0..WORKERS).filter_map(|_| queue.next()).collect();
-        assert_eq!(tickets(&taken), [3, 4, 5, 6]);
-        taken.iter().for_each(|order| queue.ended(order));
         assert!(queue.busy.is_empty());
+    }
+
+    /// No other source has an order when the source begins to hang.
+    #[test]
+    fn a_source_that_hangs_alone_leaves_a_worker_to_orders_that_come_later() {
+        let mut queue = Queue::default();
+        queue.orders.extend((0..10).map(|ticket| order(1, ticket)));
+        let hanging = take(&mut queue);
+        assert_eq!(tickets(&hanging), [0, 1, 2]);
+        queue.orders.push_back(order(2, 10));
+        queue.orders.push_back(order(2, 11));
+        let other = take(&mut queue);
+        assert_eq!(tickets(&other), [10]);
+        other.iter().for_each(|order| queue.ended(order));
+        let other = take(&mut queue);
+        assert_eq!(tickets(&other), [11]);
+        hanging.iter().for_each(|order| queue.ended(order));
+        other.iter().for_each(|order| queue.ended(order));
+        assert!(queue.busy.is_empty());
+    }
+
+    /// A third worker waits, since both sources have orders in progress.
+    #[test]
+    fn the_end_of_a_pull_wakes_a_worker_that_waits_with_orders_in_the_queue() {
+        let turns = Arc::new(Turns::default());
+        let orders = [(1, 0), (1, 1), (2, 2), (1, 3), (2, 4)].map(|(of, ticket)| order(of, ticket));
+        turns.queue.lock().orders.extend(orders);
+        let busy = take(&mut turns.queue.lock());
+        assert_eq!(tickets(&busy), [0, 1, 2]);
+        let (took, taken) = std::sync::mpsc::channel();
+        let worker = Arc::clone(&turns);
+        let thread = std::thread::spawn(move || took.send(worker.next()).unwrap());
+        let waits = Duration::from_millis(100);
+        assert!(taken.recv_timeout(waits).is_err(), "the last worker waits");
+        turns.ended(&busy[2]);
+        let longest = Duration::from_secs(10);
+        let order = taken.recv_timeout(longest).unwrap().unwrap();
+        assert_eq!(order.pull.ticket, 3);
+        thread.join().unwrap();
     }
 }

@@ -4,6 +4,7 @@
 
 mod bytes;
 mod devices;
+mod drains;
 mod evacuation;
 mod handoff;
 mod master;
@@ -35,7 +36,7 @@ struct Mechanism {
 }
 
 /// Every mechanism, grouped by subject.
-const MECHANISMS: [&[Mechanism]; 12] = [
+const MECHANISMS: [&[Mechanism]; 13] = [
     master::MECHANISMS,
     bytes::MECHANISMS,
     devices::MECHANISMS,
@@ -44,6 +45,7 @@ const MECHANISMS: [&[Mechanism]; 12] = [
     returned::MECHANISMS,
     replicas::MECHANISMS,
     evacuation::MECHANISMS,
+    drains::MECHANISMS,
     tenants::MECHANISMS,
     security::MECHANISMS,
     silence::MECHANISMS,

@@ -74,6 +74,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
         COST,
         &[
             "a source that hangs leaves a worker to others",
+            "the end of a pull wakes a worker that waits with orders in the queue",
             "no block is loaded while the log has no room",
             "a leaf that gives no room does not keep its ancestors",
             "the need of a lookup stands once",

@@ -281,10 +281,10 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         invariant: 6,
         what: "a source that hangs leaves a worker to others",
         file: "store-node/src/pulls.rs",
-        on: "position(has_worker).unwrap_or(0)",
-        off: "position(has_worker).map_or(0, |_| 0)",
+        on: "!is_last || !self.busy.contains_key(source)",
+        off: "!is_last || !self.busy.contains_key(source) || true",
         package: "kvpool-store-node",
-        test: "a_source_that_hangs_leaves_a_worker_to_others",
+        test: "a_source_that_hangs_alone_leaves_a_worker_to_orders_that_come_later",
     },
     Mechanism {
         invariant: 5,

@@ -1,0 +1,15 @@
+//! Drains of nodes, and the copies of blocks to other nodes that they order.
+
+use super::Mechanism;
+
+pub(super) const MECHANISMS: &[Mechanism] = &[
+    Mechanism {
+        invariant: 6,
+        what: "the end of a pull wakes a worker that waits with orders in the queue",
+        file: "store-node/src/pulls.rs",
+        on: "if has_orders {",
+        off: "if has_orders && false {",
+        package: "kvpool-store-node",
+        test: "the_end_of_a_pull_wakes_a_worker_that_waits_with_orders_in_the_queue",
+    },
+];
