@@ -85,9 +85,11 @@ impl Pool {
         let Some(segment) = sweep.segments.front() else {
             return false;
         };
-        // Before a load can bring the block to another extent, where these leases are not counted.
+        // Before a load can bring the block to another extent, where these leases are not counted. Also before a task
+        // finds the block missing, and takes it for removed.
         let leaves = |dropped: &Dropped| {
             if dropped.removed.is_some() {
+                self.note_swept(dropped.version);
                 self.note_leased(dropped.version, dropped.lease_until);
             }
         };

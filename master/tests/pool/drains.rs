@@ -492,6 +492,31 @@ async fn blocks_that_leave_with_their_node_during_its_drain_have_failed() {
     assert!(why.contains("node a has left the pool"), "{why}");
 }
 
+/// A client removes the block while it is copied. Then the node stops.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_block_that_is_removed_during_a_drain_does_not_fail_with_its_node() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _) = pool(directory.path(), patient_with_nodes()).await;
+    let a = join(&pool, "a", 1).await;
+    for number in 1..=2 {
+        put(&pool, &key(number)).await;
+    }
+    let b = join(&pool, "b", 2).await;
+    let task = pool.drain_node(&NodeName("a".into()), false).await.unwrap();
+    let pulls = [b.next().await, b.next().await];
+    let removed = key(1);
+    pool.remove(SPACE, &[removed.as_ref()][..], true)
+        .await
+        .unwrap();
+    pool.said_goodbye(&a.node);
+    for pull in pulls {
+        pool.pulled(&b.node, &[(pull.ticket, Code::Unreachable)]);
+    }
+    let ended = end(&pool, &task).await;
+    let counts = (ended.changed, ended.gone, ended.failed);
+    assert_eq!(counts, (0, 1, 1), "{ended:?}");
+}
+
 /// The next look at the blocks may come a second later.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_is_not_drained_once_the_other_replica_is_found_damaged() {

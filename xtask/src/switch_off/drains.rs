@@ -12,4 +12,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-store-node",
         test: "the_end_of_a_pull_wakes_a_worker_that_waits_with_orders_in_the_queue",
     },
+    Mechanism {
+        invariant: 5,
+        what: "a block that was removed before its node left has not failed",
+        file: "master/src/pool/replicas/tasks.rs",
+        on: "let is_swept = progress.swept.contains(&version);",
+        off: "let is_swept = progress.swept.contains(&version) || progress.has_lost_node;",
+        package: "kvpool-master",
+        test: "a_block_that_was_removed_before_its_node_left_has_not_failed",
+    },
 ];

@@ -123,7 +123,7 @@ impl Pool {
                 tick: block.tick(),
             });
         let Some(found) = read else {
-            return Step::Ended(task.missing());
+            return Step::Ended(task.missing(work.version));
         };
         match task.wish.change {
             Change::Drop => self.drop_replica(task.wish.from.as_ref(), &found),
@@ -228,7 +228,7 @@ impl Pool {
             let is_elsewhere = found.replicas.iter().any(|r| node_of(r).is_some());
             return Step::Ended(match is_elsewhere {
                 true => Outcome::Gone,
-                false => task.missing(),
+                false => task.without_place(),
             });
         }
         let readable = self.sources(work, &found, of_wish, node_of);

@@ -350,7 +350,7 @@ impl Pool {
         if !is_there {
             self.free_target(&pull);
             self.replicas.pulls.lock().has_changed(&pull);
-            return pull.task.end(pull.task.missing(), self.now());
+            return pull.task.end(pull.task.missing(version), self.now());
         }
         // This node's drain may have listed its blocks before the new replica came.
         if pull.dropped.is_some() && pull.target.drains() {
@@ -433,7 +433,7 @@ impl Pool {
                 Outcome::Failed(Code::Unreachable, left)
             }
             Added::There => Outcome::Gone,
-            Added::Missing => pull.task.missing(),
+            Added::Missing => pull.task.missing(version),
         };
         match (pull.task.wish.change, &outcome) {
             (Change::Move, Outcome::Changed(_)) => self.metrics.replica_moved(length),

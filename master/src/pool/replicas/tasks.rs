@@ -2,9 +2,9 @@
 
 use super::{Wish, Work};
 use crate::clock::BootInstant;
-use kvpool_types::{Code, Incarnation, Length};
+use kvpool_types::{Code, Incarnation, Length, Version};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -135,6 +135,8 @@ struct Progress {
     is_of_cancelled_drain: bool,
     /// Whether the node that the drain of the task empties has left the pool.
     has_lost_node: bool,
+    /// The blocks that have left the pool with their nodes since then, while the task runs.
+    swept: HashSet<Version>,
 }
 
 /// A wait for room on one target.
@@ -177,6 +179,7 @@ impl Task {
                 is_cancelled: false,
                 is_of_cancelled_drain: false,
                 has_lost_node: false,
+                swept: HashSet::new(),
             }),
         }
     }
@@ -300,8 +303,19 @@ impl Task {
         progress.count(outcome, now);
     }
 
-    /// The outcome for a block that the pool does not have any more.
-    pub(super) fn missing(&self) -> Outcome {
+    /// The outcome for a block that the pool does not have any more. A block that was removed has not failed.
+    pub(super) fn missing(&self, version: Version) -> Outcome {
+        let progress = self.progress.lock();
+        let is_swept = progress.swept.contains(&version);
+        drop(progress);
+        match is_swept {
+            true => self.without_place(),
+            false => Outcome::Gone,
+        }
+    }
+
+    /// The outcome for a block that has no replica on a node of the pool.
+    pub(super) fn without_place(&self) -> Outcome {
         let has_lost_node = self.progress.lock().has_lost_node;
         match self.wish.from.as_ref().filter(|_| has_lost_node) {
             Some(node) => {
@@ -400,6 +414,8 @@ pub(super) struct Tasks(Mutex<Table>);
 struct Table {
     running: BTreeMap<TaskId, Arc<Task>>,
     ended: VecDeque<Arc<Task>>,
+    /// Tasks that may run, and whose node has left the pool.
+    without_node: Vec<Arc<Task>>,
 }
 
 impl Tasks {
@@ -469,9 +485,23 @@ impl Tasks {
 
     /// Records that the node has left the pool that these tasks empty.
     pub(super) fn lose_node(&self, ids: &[TaskId]) {
-        let table = self.0.lock();
-        for task in ids.iter().filter_map(|id| table.running.get(id)) {
+        let mut table = self.0.lock();
+        let Table {
+            running,
+            without_node,
+            ..
+        } = &mut *table;
+        for task in ids.iter().filter_map(|id| running.get(id)) {
             task.progress.lock().has_lost_node = true;
+            without_node.push(Arc::clone(task));
+        }
+    }
+
+    /// Records that a block leaves the pool together with its last node.
+    pub(super) fn swept(&self, version: Version) {
+        let table = self.0.lock();
+        for task in &table.without_node {
+            task.progress.lock().swept.insert(version);
         }
     }
 
@@ -493,8 +523,12 @@ impl Table {
             .filter(|(_, task)| !task.is_running())
             .map(|(id, _)| *id)
             .collect();
+        self.without_node.retain(|task| task.is_running());
         for id in ended {
-            self.ended.extend(self.running.remove(&id));
+            if let Some(task) = self.running.remove(&id) {
+                task.progress.lock().swept = HashSet::new();
+                self.ended.push_back(task);
+            }
         }
         while self.ended.len() > MOST_ENDED {
             self.ended.pop_front();
@@ -506,7 +540,7 @@ impl Table {
 mod tests {
     use super::*;
     use crate::replica::BlockId;
-    use kvpool_types::Version;
+    use kvpool_types::NodeName;
 
     fn wish() -> Wish {
         Wish {
@@ -514,6 +548,17 @@ mod tests {
             from: None,
             to: Vec::new(),
             evict: true,
+        }
+    }
+
+    fn work(version: u64) -> Work {
+        Work {
+            block: BlockId(1),
+            version: Version(version),
+            to: None,
+            failures: 0,
+            waits: 0,
+            brought: None,
         }
     }
 
@@ -527,14 +572,7 @@ mod tests {
         task.end_unfed(Outcome::Gone, now);
         task.end_unfed(Outcome::Failed(Code::Full, full.to_owned()), now);
         assert!(task.is_running() && !task.is_moving());
-        task.feed(Work {
-            block: BlockId(1),
-            version: Version(1),
-            to: None,
-            failures: 0,
-            waits: 0,
-            brought: None,
-        });
+        task.feed(work(1));
         assert!(task.is_moving());
         assert!(task.next(now).is_some());
         task.end(Outcome::Changed(Length(5)), now);
@@ -552,6 +590,33 @@ mod tests {
         given_up.give_up_unfed(Code::Unreachable, "gone", now);
         assert_eq!(given_up.view(now).failed, 2);
         assert!(!given_up.is_running());
+    }
+
+    /// Both blocks are missing when their turns come.
+    #[test]
+    fn a_block_that_was_removed_before_its_node_left_has_not_failed() {
+        let now = BootInstant(0);
+        let wish = Wish {
+            from: Some(NodeName("n".into())),
+            ..wish()
+        };
+        let tasks = Tasks::default();
+        let work = VecDeque::from([work(1), work(2)]);
+        let task = tasks.add(Task::new(wish, work, (0, None), now)).unwrap();
+        tasks.swept(Version(1));
+        assert_eq!(task.missing(Version(1)), Outcome::Gone, "of another node");
+        tasks.lose_node(&[task.id]);
+        tasks.swept(Version(2));
+        for version in [1, 2] {
+            assert!(task.next(now).is_some());
+            task.end(task.missing(Version(version)), now);
+        }
+        let ended = task.view(now);
+        assert_eq!((ended.gone, ended.failed), (1, 1), "{ended:?}");
+        // The list of an ended task is no longer needed.
+        assert!(tasks.running().is_empty());
+        tasks.swept(Version(3));
+        assert!(task.progress.lock().swept.is_empty());
     }
 
     #[test]

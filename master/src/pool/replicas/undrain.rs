@@ -9,7 +9,7 @@
 
 use super::{Blocks, Pool, TaskId, TaskRefused, TaskView};
 use crate::membership::{NodeState, StoreNode, UndrainOutcome};
-use kvpool_types::{Code, NodeName};
+use kvpool_types::{Code, NodeName, Version};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
@@ -182,12 +182,18 @@ impl Pool {
         off.push((id, Arc::clone(node)));
     }
 
-    /// The node leaves the pool. What the tasks of its drain have not moved counts as failed: these blocks may be lost.
+    /// The node leaves the pool. The blocks that leave with it before the tasks of its drain have moved them count as
+    /// failed: they may be lost.
     pub(in crate::pool) fn end_moves_off(&self, node: &Arc<StoreNode>) {
         let off = self.replicas.off.lock();
         let of_node = off.iter().filter(|(_, of)| Arc::ptr_eq(of, node));
         let tasks: Vec<TaskId> = of_node.map(|(id, _)| *id).collect();
         self.replicas.tasks.lose_node(&tasks);
+    }
+
+    /// A block leaves the pool together with its last node.
+    pub(in crate::pool) fn note_swept(&self, version: Version) {
+        self.replicas.tasks.swept(version);
     }
 
     /// Begins the task of a drain, unless the drain was cancelled or the node has left.
@@ -237,7 +243,7 @@ mod tests {
     use crate::replica::{BlockId, Copies, ExtentIndex, Replica};
     use crate::store::{EmbeddedOptions, EmbeddedStore};
     use kvpool_types::ids::NamespaceId;
-    use kvpool_types::{Checksum, GrantKey, Incarnation, Key, Length, Offset, SegmentId, Version};
+    use kvpool_types::{Checksum, GrantKey, Incarnation, Key, Length, Offset, SegmentId};
     use std::collections::VecDeque;
     use std::path::Path;
 
