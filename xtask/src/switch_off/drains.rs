@@ -21,4 +21,22 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_block_that_was_removed_before_its_node_left_has_not_failed",
     },
+    Mechanism {
+        invariant: 8,
+        what: "a moved block that waits for one medium lets those for another go first",
+        file: "master/src/pool/tiering/evacuate.rs",
+        on: "Turn::NotNow | Turn::Later => held += 1,",
+        off: "Turn::NotNow | Turn::Later => break,",
+        package: "kvpool-master",
+        test: "a_moved_block_goes_to_its_medium_while_others_wait_for_the_budget_of_another",
+    },
+    Mechanism {
+        invariant: 8,
+        what: "many moved blocks that wait for one medium let those for another go first",
+        file: "master/src/pool/tiering/evacuate.rs",
+        on: "line.moved.rotate_left(blocks.min(line.moved.len()));",
+        off: "line.moved.rotate_left(0);",
+        package: "kvpool-master",
+        test: "a_moved_block_goes_to_its_medium_while_others_wait_for_the_budget_of_another",
+    },
 ];

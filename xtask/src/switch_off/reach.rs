@@ -317,6 +317,8 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a block that only a slow medium takes waits for it",
             "a busy medium stops no stores on other media",
             "pinned blocks that wait for one medium let those of another go first",
+            "a moved block that waits for one medium lets those for another go first",
+            "many moved blocks that wait for one medium let those for another go first",
             "a drain begins again when a medium of its node is gone",
             "a drain waits for stores on a medium that has become slow",
             // A node offers its only medium when no request is in flight. So its state changes after its record.
@@ -354,7 +356,6 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "blocks that have left memory wait for no store at once",
             "the blocks of a node that wait for stores at once have a bound",
             "a block that moves to a draining node is in the queue of the drain",
-            "a block whose medium was busy goes back to no queue of a drain",
             "a move off media whose answer is lost is repeated",
         ],
     ),

@@ -46,20 +46,20 @@ const TICK: Duration = Duration::from_millis(20);
 /// The number of blocks that are examined under one lock.
 const STEP: usize = 256;
 /// The most blocks that wait for busy media while later blocks go to other media.
-const MOST_HELD: usize = 256;
+pub(super) const MOST_HELD: usize = 256;
 /// The most hard-pinned blocks among them.
 const MOST_PINS_HELD: usize = MOST_HELD / 2;
 
 /// A node, and its media that take stores.
-struct Target {
-    node: Arc<StoreNode>,
+pub(super) struct Target {
+    pub(super) node: Arc<StoreNode>,
     session: u64,
     /// The media, each with the bytes of its written zone that are reserved for moved copies.
-    media: Vec<(Arc<Medium>, Length)>,
+    pub(super) media: Vec<(Arc<Medium>, Length)>,
 }
 
 /// The outcome for a block at the head of the queue.
-enum Turn {
+pub(super) enum Turn {
     /// The store of the block was ordered, or the block needs no copy.
     Ended,
     /// Every medium that takes the block is busy.
@@ -424,13 +424,7 @@ impl Pool {
         let may_take = |medium: &Medium, busy: &HashSet<SegmentId>| {
             !busy.contains(&medium.id) && self.has_window(medium.id)
         };
-        while let Some((waiting, used)) = self.next_moved(node) {
-            let turn = self.store_one(&waiting, target, (None, Some(used)), &mut busy);
-            if !matches!(turn, Turn::Ended) {
-                self.wait_again(node, waiting, used);
-                break;
-            }
-        }
+        self.store_moved(target, &mut busy);
         while held.len() < MOST_HELD && media.iter().any(|(medium, _)| may_take(medium, &busy)) {
             let next = {
                 let mut demotions = self.tiering.demotions.lock();
@@ -544,7 +538,7 @@ impl Pool {
         line.is_some_and(|line| line.drains.is_some() && line.is_told)
     }
 
-    fn has_window(&self, medium: SegmentId) -> bool {
+    pub(super) fn has_window(&self, medium: SegmentId) -> bool {
         let traffic = self.tiering.traffic.lock();
         let used = traffic.uses.get(&medium);
         used.is_some_and(|used| used.in_flight < WINDOW)
@@ -553,7 +547,7 @@ impl Pool {
     /// Orders the store of one block on the first medium that takes it. `busy` are the media that refused a
     /// block in this round. They get no other block, so that the blocks of each medium keep their order. A block that
     /// `moved` off other media has its last use there.
-    fn store_one(
+    pub(super) fn store_one(
         self: &Arc<Self>,
         waiting: &Waiting,
         target: &Target,

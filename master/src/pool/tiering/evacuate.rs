@@ -5,6 +5,7 @@
 //! nothing of it is recorded on the media that leave.
 
 use super::super::Pool;
+use super::demoter::{MOST_HELD, Target, Turn};
 use super::lines::Waiting;
 use super::stores::Meanwhile;
 use super::transfers::Moved;
@@ -172,20 +173,52 @@ impl Pool {
         self.tiering.wake();
     }
 
-    /// Takes the next block that has moved to this node.
-    pub(super) fn next_moved(&self, node: &StoreNode) -> Option<(Waiting, Tick)> {
-        let mut demotions = self.tiering.demotions.lock();
-        let line = demotions.nodes.get_mut(&node.incarnation)?;
-        line.moved.pop_front()
+    /// Orders the stores of blocks that have moved to this node. A block whose medium is busy, slow or without write
+    /// budget keeps its place. Blocks behind it may be for another medium.
+    pub(super) fn store_moved(self: &Arc<Self>, target: &Target, busy: &mut HashSet<SegmentId>) {
+        let node = &target.node;
+        let may_take = |busy: &HashSet<SegmentId>| {
+            let mut media = target.media.iter().map(|(medium, _)| medium.id);
+            media.any(|medium| !busy.contains(&medium) && self.has_window(medium))
+        };
+        let mut held = 0;
+        while held < MOST_HELD
+            && may_take(busy)
+            && let Some((waiting, used)) = self.moved_at(node, held)
+        {
+            match self.store_one(&waiting, target, (None, Some(used)), busy) {
+                Turn::Ended => self.end_moved(node, waiting.version),
+                Turn::NotNow | Turn::Later => held += 1,
+            }
+        }
+        if held >= MOST_HELD {
+            self.put_last(node, held);
+        }
     }
 
-    /// Gives a block back whose media are busy or slow.
-    pub(super) fn wait_again(&self, node: &StoreNode, waiting: Waiting, used: Tick) {
+    /// The block at this place of the queue of blocks that have moved to this node. It stays in the queue, so that
+    /// [`Pool::settle_moved`] knows that it waits.
+    fn moved_at(&self, node: &StoreNode, place: usize) -> Option<(Waiting, Tick)> {
+        let demotions = self.tiering.demotions.lock();
+        let line = demotions.nodes.get(&node.incarnation)?;
+        line.moved.get(place).cloned()
+    }
+
+    /// Takes a block out of this queue.
+    fn end_moved(&self, node: &StoreNode, version: Version) {
         let mut demotions = self.tiering.demotions.lock();
-        // The walk of a drain that has begun meanwhile finds the block.
-        let line = demotions.nodes.get_mut(&node.incarnation);
-        if let Some(line) = line.filter(|line| line.drains.is_none()) {
-            line.moved.push_front((waiting, used));
+        if let Some(line) = demotions.nodes.get_mut(&node.incarnation) {
+            let mut moved = line.moved.iter();
+            let place = moved.position(|(waiting, _)| waiting.version == version);
+            let _ended = place.and_then(|place| line.moved.remove(place));
+        }
+    }
+
+    /// Puts the first blocks of this queue at its end. They may wait for a write budget for days.
+    fn put_last(&self, node: &StoreNode, blocks: usize) {
+        let mut demotions = self.tiering.demotions.lock();
+        if let Some(line) = demotions.nodes.get_mut(&node.incarnation) {
+            line.moved.rotate_left(blocks.min(line.moved.len()));
         }
     }
 

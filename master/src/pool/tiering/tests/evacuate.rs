@@ -1,10 +1,11 @@
 //! Blocks that leave the media of a node for other nodes.
 
+use super::super::demoter::MOST_HELD;
 use super::super::evacuate::MOST_MOVED;
 use super::*;
 use crate::membership::UndrainOutcome;
 use crate::replica::BlockId;
-use kvpool_types::GrantId;
+use kvpool_types::{GrantId, Namespace, NamespaceSettings};
 use std::collections::HashSet;
 
 /// Otherwise each block of a drain would count as used now, and later blocks would be evicted for it.
@@ -180,18 +181,92 @@ async fn blocks_wait_for_stores_at_once_in_a_bounded_queue_and_during_no_drain()
         .await;
     assert_eq!(queued(), 0);
     queue();
-    let (waiting, used) = pool.next_moved(&node).unwrap();
     let since = pool.directory.next_tick();
     pool.tiering
         .demotions
         .lock()
         .begin_drain(node.incarnation, since);
-    pool.wait_again(&node, waiting, used);
-    assert_eq!(queued(), 0, "the drain has begun meanwhile");
+    assert_eq!(queued(), 0, "the walk of the drain finds it");
     queue();
     assert_eq!(queued(), 0, "it is in the queue of the drain");
     pool.tiering.demotions.lock().end_drain(node.incarnation);
     (0..=MOST_MOVED).for_each(|_| queue());
     assert_eq!(queued(), MOST_MOVED);
     pool.retire().await;
+}
+
+/// The medium for the first blocks' namespace has no write budget, perhaps for days. As many blocks as are examined at
+/// once wait for it, or one. The medium for the last block's namespace has no limit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_moved_block_goes_to_its_medium_while_others_wait_for_the_budget_of_another() {
+    for waiting in [1, MOST_HELD] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, spent) = pool_on_medium(directory.path()).await;
+        pool.tier.set_medium(record::Medium {
+            medium: MediumId(2),
+            ..medium_of(2)
+        });
+        for name in ["a", "b"] {
+            let namespace = Namespace {
+                name: name.into(),
+                ..Namespace::default()
+            };
+            let created = pool.create_namespace(namespace, NamespaceSettings::default());
+            assert!(created.await.unwrap());
+        }
+        // The test does the demoter's work.
+        pool.term.end();
+        let (node, session, mut sent) = connected(&pool);
+        let segment = Segment::new(SegmentId(1), Arc::clone(&node), Length(1 << 20), 1.0);
+        pool.placement.insert(Arc::new(segment));
+        node.add_segment(SegmentId(1));
+        {
+            let used = |name: &str| Use {
+                namespaces: vec![name.into()],
+                ..in_use(&node, session)
+            };
+            let mut traffic = pool.tiering.traffic.lock();
+            traffic.uses.insert(spent.id, used("a"));
+            traffic.uses.insert(SegmentId::on_medium(2), used("b"));
+        }
+        let admission = &pool.tiering.admission;
+        admission.set_budget(&spent, 1, pool.now());
+        admission.wrote(spent.id, Length(4096));
+        pool.tiering.demotions.lock().expect(node.incarnation);
+        for number in 1..=waiting + 1 {
+            let name = if number <= waiting { "a" } else { "b" };
+            let block = NewBlock {
+                namespace: pool.namespace(name).unwrap(),
+                ..block(&format!("block-{number}"), number.try_into().unwrap())
+            };
+            let published = pool.directory.publish(std::slice::from_ref(&block));
+            let put = Put {
+                namespace: block.namespace,
+                key: &block.key,
+                parent: None,
+                block: published[0].id.unwrap(),
+                version: block.version,
+                bytes: block.length.0,
+                hard_pin: false,
+                replicas: &block.replicas,
+            };
+            pool.queue_moved_for_media(&put, Tick(5));
+        }
+        // The first round may have no time for the last block.
+        (0..2).for_each(|_| pool.tend_media());
+        let order = sent.try_recv().unwrap().unwrap();
+        let Some(Body::Transfers(orders)) = &order.body else {
+            panic!("{order:?}");
+        };
+        assert_eq!(orders.transfers.len(), 1);
+        let last = u64::try_from(waiting + 1).unwrap();
+        assert_eq!(orders.transfers[0].version, last);
+        assert!(sent.try_recv().is_err(), "the others wait");
+        let queued = {
+            let demotions = pool.tiering.demotions.lock();
+            demotions.nodes[&node.incarnation].moved.len()
+        };
+        assert_eq!(queued, waiting);
+        pool.retire().await;
+    }
 }
