@@ -519,14 +519,16 @@ impl Pool {
         })
     }
 
-    /// Whether a task takes the node out of service. When the task ends, the remaining blocks get
-    /// copies on the node's media, and the node is told.
+    /// Whether a task of a drain moves blocks off the node. When the task ends, the remaining blocks get
+    /// copies on the node's media, and the node is told. A user's task may move blocks off the node too. It
+    /// may be slow, and leaves other blocks in place, so nothing waits for it.
     pub(super) fn save_after_task_off(&self, node: &Arc<StoreNode>) -> bool {
+        let of_drains = self.tasks_off(node);
         let running = self.replicas.tasks.running();
         // A cancelled task only finishes its last pulls. It leaves the other blocks in place. Blocks on media do not
         // leave with the memory of a node that stops.
         let moves = |task: &&Arc<Task>| {
-            Self::is_off(&task.wish, node) && !task.is_cancelled() && !task.is_of_media()
+            of_drains.contains(&task.id) && !task.is_cancelled() && !task.is_of_media()
         };
         let Some(task) = running.iter().find(moves) else {
             return false;

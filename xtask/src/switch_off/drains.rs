@@ -39,4 +39,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_moved_block_goes_to_its_medium_while_others_wait_for_the_budget_of_another",
     },
+    Mechanism {
+        invariant: 5,
+        what: "a node that stops waits for no move of a user",
+        file: "master/src/pool/replicas.rs",
+        on: "of_drains.contains(&task.id) && !task.is_cancelled()",
+        off: "Self::is_off(&task.wish, node) && !task.is_cancelled()",
+        package: "kvpool-master",
+        test: "a_node_that_stops_waits_for_no_move_of_a_user",
+    },
 ];

@@ -255,7 +255,8 @@ mod tests {
         let node = Arc::new(StoreNode::new(name, Incarnation(1), key, pool.now()));
         node.drain();
         let task = Task::of_media(Pool::off(&node), 1, pool.now());
-        assert!(pool.replicas.tasks.add(task).is_some());
+        let task = pool.replicas.tasks.add(task).unwrap();
+        pool.enter_task_off(task.id, &node);
         assert!(pool.is_moved_off(&node), "it is not drained");
         assert!(!pool.is_memory_moved_off(&node));
         assert!(!pool.save_after_task_off(&node));

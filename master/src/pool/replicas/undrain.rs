@@ -182,6 +182,13 @@ impl Pool {
         off.push((id, Arc::clone(node)));
     }
 
+    /// The tasks of drains that move blocks off the node. Ended tasks may be among them.
+    pub(super) fn tasks_off(&self, node: &Arc<StoreNode>) -> Vec<TaskId> {
+        let off = self.replicas.off.lock();
+        let of_node = off.iter().filter(|(_, of)| Arc::ptr_eq(of, node));
+        of_node.map(|(id, _)| *id).collect()
+    }
+
     /// The node leaves the pool. The blocks that leave with it before the tasks of its drain have moved them count as
     /// failed: they may be lost.
     pub(in crate::pool) fn end_moves_off(&self, node: &Arc<StoreNode>) {
@@ -294,6 +301,38 @@ mod tests {
         pool.retire().await;
     }
 
+    /// A task off the node that runs until the pull of its block ends.
+    fn moving(pool: &Pool, node: &StoreNode) -> Arc<Task> {
+        let work = Work {
+            block: BlockId(0),
+            version: Version(1),
+            to: None,
+            failures: 0,
+            waits: 0,
+            brought: None,
+        };
+        let works = VecDeque::from([work]);
+        let task = Task::new(Pool::off(node), works, (0, None), pool.now());
+        assert!(task.next(pool.now()).is_some());
+        pool.replicas.tasks.add(task).unwrap()
+    }
+
+    /// A user's move off the node has the same wish as the task of a drain. Its blocks may wait for long.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_node_that_stops_waits_for_no_move_of_a_user() {
+        let directory = tempfile::tempdir().unwrap();
+        let pool = pool_in(directory.path()).await;
+        let (name, key) = (NodeName("n".into()), GrantKey([1; 32]));
+        let node = Arc::new(StoreNode::new(name, Incarnation(1), key, pool.now()));
+        node.drain();
+        let task = moving(&pool, &node);
+        assert!(!pool.save_after_task_off(&node));
+        pool.enter_task_off(task.id, &node);
+        assert!(pool.save_after_task_off(&node), "the task of a drain");
+        task.end(Outcome::Gone, pool.now());
+        pool.retire().await;
+    }
+
     /// The node stops just after the cancellation, before the task of the cancelled drain is ended.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_stop_moves_the_blocks_that_the_task_of_a_cancelled_drain_left() {
@@ -304,20 +343,10 @@ mod tests {
         let (outbox, _sent) = tokio::sync::mpsc::unbounded_channel();
         node.attach(Address::default(), outbox, pool.now());
         node.drain();
-        let work = Work {
-            block: BlockId(0),
-            version: Version(1),
-            to: None,
-            failures: 0,
-            waits: 0,
-            brought: None,
-        };
-        let works = VecDeque::from([work]);
-        let task = Task::new(Pool::off(&node), works, (0, None), pool.now());
-        // The task runs until the pull of its block ends.
-        assert!(task.next(pool.now()).is_some());
-        let task = pool.replicas.tasks.add(task).unwrap();
+        let task = moving(&pool, &node);
         assert_eq!(node.undrain(), UndrainOutcome::Now);
+        // The task may have begun meanwhile.
+        pool.enter_task_off(task.id, &node);
         assert!(node.says_it_drains(DrainReport {
             session: None,
             moves: true,
