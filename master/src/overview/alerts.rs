@@ -326,26 +326,49 @@ fn draining(node: &NodeFacts) -> (Severity, String) {
         let rest = "No action is needed while its blocks move";
         return (Severity::Notice, rest.to_owned());
     };
-    if !node.media.is_empty() {
-        let rest = format!(
-            "A stop now would lose {left} blocks. The node copies blocks to its SSD: if this number stays, add a \
-             store node and repeat the drain"
-        );
-        return (Severity::Notice, rest);
+    let name = &node.name;
+    match (node.media.is_empty(), node.stops) {
+        (false, false) => {
+            let rest = format!(
+                "A stop now would lose {left} blocks. The node copies blocks to its SSD: if this number stays, add a \
+                 store node and repeat the drain"
+            );
+            (Severity::Notice, rest)
+        }
+        (true, false) => {
+            let rest = format!(
+                "A stop would lose {left} blocks that no other node took. Add a store node, or make room on the \
+                 others, and run `kvctl node drain {name}` again"
+            );
+            (Severity::Warning, rest)
+        }
+        // Nothing more moves off a node that is gone in a moment.
+        (false, true) => {
+            let rest = format!(
+                "It stops, and copies blocks to its SSD first: {left} blocks have no other place yet. No action is \
+                 needed while this number falls"
+            );
+            (Severity::Notice, rest)
+        }
+        (true, true) => {
+            let rest = format!(
+                "It stops now, and {left} blocks that no other node took leave with it. Before the next stop, run \
+                 `kvctl node drain {name}`: the command fails while a stop would lose blocks"
+            );
+            (Severity::Warning, rest)
+        }
     }
-    let rest = format!(
-        "A stop would lose {left} blocks that no other node took. Add a store node, or make room on the others, and \
-         run `kvctl node drain {}` again",
-        node.name
-    );
-    (Severity::Warning, rest)
 }
 
 /// As [`draining`], for a node whose media do not come back.
 fn emptying(node: &NodeFacts) -> (Severity, String) {
     let copies: u64 = node.media.iter().map(|medium| medium.copies).sum();
     let held = format!("Its SSDs do not come back, and hold {copies} copies now");
-    match node.left_blocks.filter(|left| *left > 0) {
+    let left = node.left_blocks.filter(|left| *left > 0);
+    if node.stops {
+        return stops_early(node, &held, left);
+    }
+    match left {
         // The blocks are not counted while they move.
         None => {
             let rest = format!(
@@ -362,6 +385,23 @@ fn emptying(node: &NodeFacts) -> (Severity, String) {
             (Severity::Warning, rest)
         }
     }
+}
+
+/// As [`emptying`], for a node that stops. The stop does not wait until its media are empty.
+fn stops_early(node: &NodeFacts, held: &str, left: Option<u64>) -> (Severity, String) {
+    let (severity, only) = match left {
+        None => (Severity::Notice, String::new()),
+        Some(left) => {
+            let only = format!(" {left} blocks are only on the node and its SSDs.");
+            (Severity::Warning, only)
+        }
+    };
+    let rest = format!(
+        "{held}. It stops now.{only} Keep its SSDs, start it again with them, and run `kvctl node drain {} --ssd` \
+         again",
+        node.name
+    );
+    (severity, rest)
 }
 
 fn unfit(medium: &MediumFacts, node: &str) -> Option<Alert> {

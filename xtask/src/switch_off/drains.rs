@@ -48,4 +48,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_node_that_stops_waits_for_no_move_of_a_user",
     },
+    Mechanism {
+        invariant: 5,
+        what: "the alert of a draining node that stops asks for no other drain",
+        file: "master/src/overview/alerts.rs",
+        on: "match (node.media.is_empty(), node.stops) {",
+        off: "match (node.media.is_empty(), false) {",
+        package: "kvpool-master",
+        test: "a_draining_node_that_stops_does_not_ask_for_another_drain",
+    },
 ];

@@ -261,6 +261,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a key writes no line of its own into a log",
             "a replica that left before its re-verification does not count as damaged",
             "the alert of a drained node that stops does not ask the operator to take it back",
+            "the alert of a draining node that stops asks for no other drain",
         ],
     ),
     (

@@ -212,6 +212,50 @@ fn a_drained_node_that_stops_does_not_ask_for_a_stop_nor_for_the_end_of_its_drai
     }
 }
 
+/// It is gone in a moment, so another drain would move nothing.
+#[test]
+fn a_draining_node_that_stops_does_not_ask_for_another_drain() {
+    let medium = MediumFacts {
+        id: "m".to_owned(),
+        state: "ready",
+        capacity_bytes: 1,
+        used_bytes: 1,
+        copies: 3,
+    };
+    let said = |media: &[MediumFacts], media_leave, left_blocks| {
+        let mut pool = healthy();
+        let mut node = node("draining");
+        node.media = media.to_vec();
+        node.media_leave = media_leave;
+        node.left_blocks = left_blocks;
+        node.stops = true;
+        pool.nodes.push(node);
+        judged(pool, &Recent::default()).remove(0)
+    };
+    let alone = said(&[], false, Some(301));
+    assert_eq!(alone.severity, Severity::Warning);
+    let copies = said(std::slice::from_ref(&medium), false, Some(301));
+    assert_eq!(copies.severity, Severity::Notice);
+    for message in [alone.message, copies.message] {
+        assert!(message.contains("It stops"), "{message}");
+        assert!(message.contains("301 blocks"), "{message}");
+        assert!(!message.contains("again"), "{message}");
+        assert!(!message.contains("repeat the drain"), "{message}");
+        assert!(!message.contains("store node"), "{message}");
+    }
+    for (left, severity) in [(None, Severity::Notice), (Some(301), Severity::Warning)] {
+        let alert = said(std::slice::from_ref(&medium), true, left);
+        assert_eq!(alert.severity, severity);
+        let message = alert.message;
+        assert!(
+            message.contains("Keep its SSDs, start it again"),
+            "{message}"
+        );
+        assert_eq!(message.contains("301 blocks"), left.is_some(), "{message}");
+        assert!(!message.contains("Keep it running"), "{message}");
+    }
+}
+
 #[test]
 fn a_pool_without_a_live_node_comes_first() {
     let mut ill = healthy();
