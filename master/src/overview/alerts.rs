@@ -336,9 +336,10 @@ fn draining(node: &NodeFacts) -> (Severity, String) {
             (Severity::Notice, rest)
         }
         (true, false) => {
+            // The task may have ended with an earlier leader, so the other nodes need not be full.
             let rest = format!(
-                "A stop would lose {left} blocks that no other node took. Add a store node, or make room on the \
-                 others, and run `kvctl node drain {name}` again"
+                "A stop would lose {left} blocks, and no task moves them. Run `kvctl node drain {name}` again. If \
+                 blocks stay, add a store node, or make room on the others"
             );
             (Severity::Warning, rest)
         }
@@ -352,7 +353,7 @@ fn draining(node: &NodeFacts) -> (Severity, String) {
         }
         (true, true) => {
             let rest = format!(
-                "It stops now, and {left} blocks that no other node took leave with it. Before the next stop, run \
+                "It stops now, and {left} blocks without another place leave with it. Before the next stop, run \
                  `kvctl node drain {name}`: the command fails while a stop would lose blocks"
             );
             (Severity::Warning, rest)

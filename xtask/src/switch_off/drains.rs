@@ -57,4 +57,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_draining_node_that_stops_does_not_ask_for_another_drain",
     },
+    Mechanism {
+        invariant: 5,
+        what: "the alert of a draining node does not say that other nodes are full",
+        file: "master/src/overview/alerts.rs",
+        on: "blocks, and no task moves them. Run",
+        off: "blocks that no other node took. Run",
+        package: "kvpool-master",
+        test: "a_draining_node_whose_blocks_no_task_moves_asks_first_for_a_drain",
+    },
 ];

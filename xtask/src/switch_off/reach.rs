@@ -262,6 +262,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a replica that left before its re-verification does not count as damaged",
             "the alert of a drained node that stops does not ask the operator to take it back",
             "the alert of a draining node that stops asks for no other drain",
+            "the alert of a draining node does not say that other nodes are full",
         ],
     ),
     (

@@ -35,7 +35,8 @@ const UNHEARD: Duration = Duration::from_secs(15);
 /// Blocks that were used last go first. Blocks on other nodes that were used earlier are evicted for them.
 /// A block that stays is lost when the node stops, unless the node's SSD has a copy. The node serves until then.
 /// It takes new blocks again after a restart or `kvctl node undrain`. The drain goes on when this command is
-/// interrupted. For a suspect node the command fails at once, and the drain waits until the node is heard again.
+/// interrupted. If another master leads by then, no block moves any more: run the command again.
+/// For a suspect node the command fails at once, and the drain waits until the node is heard again.
 /// If the node becomes suspect later, the command says so and waits until the node is heard again or is dropped.
 /// The command succeeds once `kvctl status` shows the node as `drained`: a stop loses no block then.
 /// Its disks are still needed, unless --ssd is given. The command fails if a stop would lose blocks, unless

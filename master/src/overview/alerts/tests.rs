@@ -116,6 +116,20 @@ fn a_draining_node_whose_stop_would_lose_blocks_says_how_many_and_what_to_do() {
     }
 }
 
+/// The task ends with its leader. Nobody has tried to move the blocks since.
+#[test]
+fn a_draining_node_whose_blocks_no_task_moves_asks_first_for_a_drain() {
+    let mut pool = healthy();
+    let mut node = node("draining");
+    node.left_blocks = Some(301);
+    pool.nodes.push(node);
+    let message = judged(pool, &Recent::default()).remove(0).message;
+    assert!(message.contains("no task moves them. Run"), "{message}");
+    let (drain, room) = ("kvctl node drain n-draining", "add a store node");
+    assert!(message.find(drain) < message.find(room), "{message}");
+    assert!(message.contains(drain), "{message}");
+}
+
 /// A node with a medium that has `copies` copies. Its media do not come back.
 fn empties(state: &'static str, left_blocks: Option<u64>, copies: u64) -> Alert {
     let mut pool = healthy();
