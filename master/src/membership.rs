@@ -552,6 +552,15 @@ impl StoreNode {
         self.is_placeable() && self.can_pull() && self.is_connected()
     }
 
+    /// True when no order to copy a block reaches the node now, but soon may: it does not leave, and was heard
+    /// within `patience`. A new leader hears each node first.
+    pub(crate) fn may_return(&self, now: BootInstant, patience: Duration) -> bool {
+        let is_away = !self.is_connected() || self.state() == NodeState::Suspect;
+        let may_pull = self.can_pull() || self.state() == NodeState::Unreported;
+        let leaves = self.drains() || self.state() == NodeState::Gone;
+        is_away && may_pull && !leaves && now.since(self.last_heard()) < patience
+    }
+
     pub(crate) fn set_can_pull(&self, can_pull: bool) {
         self.pulls.store(can_pull, Ordering::Release);
     }

@@ -87,6 +87,32 @@ fn a_silent_node_stays_suspect_when_its_drain_is_cancelled() {
     assert_eq!(node.undrain(), UndrainOutcome::Before);
 }
 
+/// A node that stops waits for such a node.
+#[test]
+fn a_node_may_return_for_a_while_after_it_was_heard_unless_it_leaves() {
+    let key = GrantKey([1; 32]);
+    let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
+    let patience = Duration::from_secs(30);
+    let may_return = |ms| node.may_return(BootInstant(ms), patience);
+    assert!(may_return(29_999), "the term has not heard it yet");
+    assert!(!may_return(30_000));
+    let (outbox, _inbox) = tokio::sync::mpsc::unbounded_channel();
+    let session = node.attach(Address::default(), outbox, BootInstant(40_000));
+    node.heard(BootInstant(40_000), Some(Reported::default()));
+    node.set_can_pull(true);
+    assert!(!may_return(41_000), "it is there");
+    node.set_state(NodeState::Suspect);
+    assert!(may_return(45_000));
+    node.heard(BootInstant(46_000), None);
+    node.detach(session, BootInstant(46_000));
+    assert!(may_return(47_000));
+    node.set_can_pull(false);
+    assert!(!may_return(47_000), "it copies no blocks");
+    node.set_can_pull(true);
+    node.drain();
+    assert!(!may_return(47_000), "it leaves too");
+}
+
 /// The blocks of the first drain are counted while the drain is cancelled and the node stops.
 #[test]
 fn the_word_of_a_cancelled_drain_is_no_answer_to_a_stop() {

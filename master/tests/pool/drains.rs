@@ -144,8 +144,31 @@ async fn a_node_whose_session_has_ended_counts_for_no_drop_and_no_drain() {
     assert_eq!((ended.changed, ended.failed), (0, 1), "{ended:?}");
     assert_eq!(holders(&pool, &key(1)).len(), 2);
     pool.draining(&a.node, true);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(a.left.lock().is_empty(), "the other holder may come back");
+    pool.drop_node(&b.node);
     crate::support::media::until("the master answers", || !a.left.lock().is_empty()).await;
     assert_eq!(*a.left.lock(), [1], "the block leaves with the node");
+}
+
+/// The only other node restarts, or its connection breaks. A block of an operator's task would be given up meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_waits_for_a_node_that_is_away_for_a_moment() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _) = pool(directory.path(), patient_with_nodes()).await;
+    let a = join(&pool, "a", 1).await;
+    put(&pool, &key(1)).await;
+    let b = join(&pool, "b", 2).await;
+    pool.detach(&b.node, b.session);
+    pool.draining(&a.node, true);
+    tokio::time::sleep(Duration::from_secs(9)).await;
+    assert!(a.left.lock().is_empty(), "the other node may come back");
+    let b = join(&pool, "b", 2).await;
+    let pull = b.next().await;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    let is_told = || *a.left.lock() == [0];
+    crate::support::media::until("the node may leave", is_told).await;
+    assert_eq!(holders(&pool, &key(1)), ["b"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -66,4 +66,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_draining_node_whose_blocks_no_task_moves_asks_first_for_a_drain",
     },
+    Mechanism {
+        invariant: 5,
+        what: "a stop waits for a node that is away for a moment",
+        file: "master/src/pool/replicas/mover.rs",
+        on: "work.waits += u8::from(!self.awaits_return(task));",
+        off: "work.waits += 1;",
+        package: "kvpool-master",
+        test: "a_stop_waits_for_a_node_that_is_away_for_a_moment",
+    },
 ];

@@ -26,6 +26,9 @@ const RETRY: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The most waits of a block for a node or for room. Then the block is left unchanged.
 const MOST_WAITS: u8 = 100;
+/// A node that stops waits for another one that was heard within this time. A restart or a broken connection takes
+/// no longer. A node that is silent for longer is probably dead, and must not delay each stop.
+const RETURNS: Duration = Duration::from_secs(30);
 /// The number of blocks of one task that are begun before other tasks have their turn.
 const TURN: usize = 256;
 
@@ -95,7 +98,7 @@ impl Pool {
                             break;
                         }
                         Step::Later(code, message) => {
-                            work.waits += 1;
+                            work.waits += u8::from(!self.awaits_return(task));
                             match work.waits < MOST_WAITS {
                                 true => {
                                     task.try_later(work, now.after(RETRY), (code, message));
@@ -112,6 +115,18 @@ impl Pool {
                 return;
             }
         }
+    }
+
+    /// Whether a task moves the blocks of a node that stops, and another node may return to take them. The node ends
+    /// this wait itself, by its own time limit.
+    fn awaits_return(&self, task: &Task) -> bool {
+        let from = task.wish.from.as_ref();
+        let Some(node) = from.and_then(|name| self.members.get(name)) else {
+            return false;
+        };
+        let waits = node.stops() && node.waits_for_moves() && node.is_connected();
+        let (now, others) = (self.now(), self.members.all());
+        waits && others.iter().any(|other| other.may_return(now, RETURNS))
     }
 
     fn change(self: &Arc<Self>, task: &Arc<Task>, work: &Work) -> Step {
