@@ -4,6 +4,15 @@ use super::*;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// A report of a node that waits for the moves of its blocks.
+fn report(session: Option<u64>, number: u64) -> DrainReport {
+    DrainReport {
+        session,
+        moves: true,
+        number,
+    }
+}
+
 #[test]
 fn a_draining_node_that_was_silent_for_a_while_still_drains() {
     let key = GrantKey([1; 32]);
@@ -121,11 +130,7 @@ fn the_word_of_a_cancelled_drain_is_no_answer_to_a_stop() {
     node.drain();
     let first = node.question().unwrap();
     assert_eq!(node.undrain(), UndrainOutcome::Now);
-    assert!(node.says_it_drains(DrainReport {
-        session: None,
-        moves: true,
-        number: 0,
-    }));
+    assert!(node.says_it_drains(report(None, 0)));
     node.tell_left(first, 0);
     assert!(node.awaits_word());
     node.tell_left(node.question().unwrap(), 0);
@@ -139,11 +144,6 @@ fn the_word_to_a_node_names_the_report_that_it_answers() {
     let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
     let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
     let session = node.attach(Address::default(), outbox, BootInstant(0));
-    let report = |session, number| DrainReport {
-        session,
-        moves: true,
-        number,
-    };
     let mut answered = |node: &StoreNode| {
         node.tell_left(node.question().unwrap(), 0);
         match inbox.try_recv().unwrap().unwrap().body {
@@ -167,11 +167,6 @@ fn a_word_is_no_answer_to_a_report_that_came_after_the_count() {
     let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
     let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
     let session = node.attach(Address::default(), outbox, BootInstant(0));
-    let report = |session, number| DrainReport {
-        session,
-        moves: true,
-        number,
-    };
     assert!(node.says_it_drains(report(Some(session), 1)));
     let counted = node.question().unwrap();
     assert!(node.says_it_drains(report(None, 2)));
@@ -190,11 +185,6 @@ fn a_node_that_has_not_reported_its_drain_gets_no_word_of_it() {
     let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
     let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
     let session = node.attach(Address::default(), outbox, BootInstant(0));
-    let report = |session, number| DrainReport {
-        session,
-        moves: true,
-        number,
-    };
     node.leave(None);
     node.tell_left(node.question().unwrap(), 0);
     assert!(inbox.try_recv().is_err());
