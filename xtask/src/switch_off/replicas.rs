@@ -153,7 +153,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         invariant: 5,
         what: "waits of a block are no failed pulls",
         file: "master/src/pool/replicas/mover.rs",
-        on: "work.waits += 1;",
+        on: "work.waits += u8::from(!self.awaits_return(task));",
         off: "work.waits += 1; work.failures += 1;",
         package: "kvpool-master",
         test: "a_block_that_waited_for_a_node_is_pulled_again_after_a_failure",
