@@ -151,7 +151,7 @@ async fn a_node_whose_session_has_ended_counts_for_no_drop_and_no_drain() {
     assert_eq!(*a.left.lock(), [1], "the block leaves with the node");
 }
 
-/// The only other node restarts, or its connection breaks. A block of an operator's task would be given up meanwhile.
+/// The connection of the only other node is broken. A block of an operator's task would be given up meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_waits_for_a_node_that_is_away_for_a_moment() {
     let directory = tempfile::tempdir().unwrap();

@@ -26,8 +26,8 @@ const RETRY: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The most waits of a block for a node or for room. Then the block is left unchanged.
 const MOST_WAITS: u8 = 100;
-/// A node that stops waits for another one that was heard within this time. A restart or a broken connection takes
-/// no longer. A node that is silent for longer is probably dead, and must not delay each stop.
+/// A node that stops waits for another one that was heard within this time. Its connection may be broken, or its
+/// process may start again after a crash. A node that is silent for longer must not delay each stop.
 const RETURNS: Duration = Duration::from_secs(30);
 /// The number of blocks of one task that are begun before other tasks have their turn.
 const TURN: usize = 256;
