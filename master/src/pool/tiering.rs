@@ -469,24 +469,27 @@ impl Pool {
     /// does not leave, and the copy's zone is not the next one to be emptied. A copy whose record is on its way to the
     /// log does not count.
     fn has_good_copy_beside(&self, block: &Moved, medium: SegmentId) -> bool {
-        let mut at = None;
+        let mut beside: Option<Replica> = None;
         let keys = [block.key.as_ref()];
         let copies = self.tier.directory();
         copies.visit(block.namespace, &keys, |_, copy| {
             let copy = copy.filter(|copy| copy.version() == block.version);
-            at = copy.and_then(|copy| copy.view().replicas().first().copied());
+            let at = copy.and_then(|copy| copy.view().replicas().first().copied());
+            // Asked under the lock of the copy. After it, the zone could be emptied and written again.
+            beside = at.filter(|at: &Replica| at.segment != medium && self.outlasts_next_zone(at));
         });
-        let Some(at) = at.filter(|at: &Replica| at.segment != medium) else {
+        let Some(at) = beside else {
             return false;
         };
-        let is_served = {
-            let traffic = self.tiering.traffic.lock();
-            let used = traffic.uses.get(&at.segment);
-            used.is_some_and(|used| used.is_readable() && used.node.stays())
-        };
-        let other = self.tier.medium(at.segment);
-        let stays = other.is_some_and(|other| other.zone_of(at.offset) != other.next_zone());
-        is_served && stays
+        let traffic = self.tiering.traffic.lock();
+        let used = traffic.uses.get(&at.segment);
+        used.is_some_and(|used| used.is_readable() && used.node.stays())
+    }
+
+    /// Whether the zone of a copy is not the next one to be emptied.
+    fn outlasts_next_zone(&self, at: &Replica) -> bool {
+        let medium = self.tier.medium(at.segment);
+        medium.is_some_and(|medium| medium.zone_of(at.offset) != medium.next_zone())
     }
 
     /// Whether the node has a medium whose copies count as kept.

@@ -338,6 +338,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 5,
+        what: "a copy whose zone is emptied meanwhile is no copy that stays",
+        file: "master/src/pool/tiering.rs",
+        on: "at.segment != medium && self.outlasts_next_zone(at)",
+        off: "at.segment != medium && (true || self.outlasts_next_zone(at))",
+        package: "kvpool-master",
+        test: "a_copy_that_leaves_with_its_zone_meanwhile_is_no_copy_that_stays",
+    },
+    Mechanism {
+        invariant: 5,
         what: "the alert of a drained node that stops does not ask the operator to take it back",
         file: "master/src/overview/alerts.rs",
         on: "match (node.media.is_empty(), node.media_leave, node.stops) {",

@@ -229,6 +229,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a block that came back to a segment that is gone has left its place",
             "no node is told that its blocks have their copies before the walk over them has ended",
             "the walk of a drain keeps the blocks that came meanwhile",
+            "a copy whose zone is emptied meanwhile is no copy that stays",
         ],
     ),
     (

@@ -242,6 +242,53 @@ async fn a_second_copy_replaces_only_a_copy_that_may_leave() {
     }
 }
 
+/// The zone of the other copy is emptied and written again while the answer is found.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_leaves_with_its_zone_meanwhile_is_no_copy_that_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    // The test does the demoter's work.
+    pool.term.end();
+    pool.tier.set_medium(record::Medium {
+        medium: MediumId(2),
+        ..medium_of(2)
+    });
+    let first = pool.tier.medium(SegmentId::on_medium(2)).unwrap();
+    let block = block("block", 7);
+    assert!(pool.tier.publish(record::Commit {
+        namespace: block.namespace,
+        key: block.key.clone(),
+        version: block.version,
+        length: block.length,
+        checksum: block.checksum,
+        // Zone 1 is emptied next.
+        replicas: smallvec::smallvec![(first.id, Offset(1 << 18))],
+        parent: None,
+        hard_pin: false,
+    }));
+    let (node, session, _sent) = connected(&pool);
+    node.set_state(NodeState::Live);
+    attach(&pool, &node, session, first.id);
+    let moved = transfer(&node, session, &medium, Direction::Store).block;
+    let asking = {
+        let _answer_waits = pool.tiering.traffic.lock();
+        let (asked, beside) = (Arc::clone(&pool), medium.id);
+        let asking = std::thread::spawn(move || asked.has_good_copy_beside(&moved, beside));
+        std::thread::sleep(Duration::from_millis(50));
+        let removed = pool.tier.remove(SPACE, block.key.as_ref(), |_| true);
+        assert!(removed.is_some());
+        first.emptied();
+        for _ in 0..2 {
+            let taken = first.take(Length(150 << 10), pool.directory.next_tick());
+            assert!(matches!(taken, Taken::At(_)));
+        }
+        assert_eq!(first.cursor(), 1);
+        asking
+    };
+    assert!(!asking.join().unwrap());
+    pool.retire().await;
+}
+
 /// Only a write discovers that an offset cannot be written.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_failed_is_tried_once_more() {
