@@ -22,6 +22,7 @@ mod drained;
 mod evacuate;
 mod lines;
 mod media;
+mod recording;
 mod restore;
 mod stores;
 #[cfg(test)]
@@ -50,6 +51,8 @@ use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Incarnation, Key, KeyRef, Length, MediumId, Offset, SegmentId, Version};
 use lines::Demotions;
 use parking_lot::Mutex;
+use recording::Recording;
+use smallvec::SmallVec;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -107,6 +110,7 @@ struct Traffic {
     last_ticket: u64,
     open: HashMap<u64, Transfer>,
     stores: Stores,
+    recording: Recording,
     /// The copies that are being loaded, each with the extent in memory that it is loaded to. An entry ends
     /// when the block is published there, or the extent is given up.
     loading: HashMap<(BlockId, Version), (Replica, Length)>,
@@ -467,28 +471,31 @@ impl Pool {
 
     /// Whether a block has a copy on another medium than this one that can be read and stays. The node of such a copy
     /// does not leave, and the copy's zone is not the next one to be emptied. A copy whose record is on its way to the
-    /// log does not count.
+    /// log counts too.
     fn has_good_copy_beside(&self, block: &Moved, medium: SegmentId) -> bool {
-        let mut beside: Option<Replica> = None;
+        let is_beside = |at: &Place| at.medium != medium && self.outlasts_next_zone(*at);
+        // Read before the tier: the tier has a copy before the copy leaves this table.
+        let on_their_way = self.tiering.traffic.lock().recording.places(block);
+        let mut beside: SmallVec<[Place; 2]> =
+            on_their_way.into_iter().filter(&is_beside).collect();
         let keys = [block.key.as_ref()];
         let copies = self.tier.directory();
         copies.visit(block.namespace, &keys, |_, copy| {
             let copy = copy.filter(|copy| copy.version() == block.version);
-            let at = copy.and_then(|copy| copy.view().replicas().first().copied());
+            let at = copy.and_then(|copy| copy.view().replicas().first().map(Place::of));
             // Asked under the lock of the copy. After it, the zone could be emptied and written again.
-            beside = at.filter(|at: &Replica| at.segment != medium && self.outlasts_next_zone(at));
+            beside.extend(at.filter(&is_beside));
         });
-        let Some(at) = beside else {
-            return false;
-        };
         let traffic = self.tiering.traffic.lock();
-        let used = traffic.uses.get(&at.segment);
-        used.is_some_and(|used| used.is_readable() && used.node.stays())
+        beside.iter().any(|at| {
+            let used = traffic.uses.get(&at.medium);
+            used.is_some_and(|used| used.is_readable() && used.node.stays())
+        })
     }
 
     /// Whether the zone of a copy is not the next one to be emptied.
-    fn outlasts_next_zone(&self, at: &Replica) -> bool {
-        let medium = self.tier.medium(at.segment);
+    fn outlasts_next_zone(&self, at: Place) -> bool {
+        let medium = self.tier.medium(at.medium);
         medium.is_some_and(|medium| medium.zone_of(at.offset) != medium.next_zone())
     }
 
@@ -531,8 +538,17 @@ impl Pool {
 }
 
 /// The location of a copy on a medium: the segment of the medium, and the offset.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     medium: SegmentId,
     offset: Offset,
+}
+
+impl Place {
+    const fn of(copy: &Replica) -> Self {
+        Self {
+            medium: copy.segment,
+            offset: copy.offset,
+        }
+    }
 }

@@ -185,6 +185,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a load on a node that drains finds a piece that lies across two steps of its search",
             "another replica of a block voids no store of it",
             "a second copy of a block does not replace a copy that stays",
+            "a copy whose record is on its way to the log is a copy that stays",
             "a move between zones replaces no copy that stays elsewhere",
             "the blocks of a medium that is gone are copied again",
         ],

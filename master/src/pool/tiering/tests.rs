@@ -168,6 +168,16 @@ fn begin(
     traffic.last_ticket
 }
 
+/// Delays the effects of later records in the log until the sender is dropped.
+fn hold_log(pool: &Pool) -> std::sync::mpsc::Sender<()> {
+    let (release, held) = std::sync::mpsc::channel();
+    pool.journal()
+        .submit_now(Vec::new(), Ack::Durable, move |_| {
+            let _released = held.recv();
+        });
+    release
+}
+
 /// A node's offer of a medium that was attached before.
 fn offer(medium: &Medium, state: MediumState) -> OfferedMedium {
     OfferedMedium {

@@ -271,9 +271,18 @@ async fn a_copy_that_leaves_with_its_zone_meanwhile_is_no_copy_that_stays() {
     attach(&pool, &node, session, first.id);
     let moved = transfer(&node, session, &medium, Direction::Store).block;
     let asking = {
-        let _answer_waits = pool.tiering.traffic.lock();
+        let mut asking: Option<std::thread::JoinHandle<bool>> = None;
+        let mut answer_waits = None;
         let (asked, beside) = (Arc::clone(&pool), medium.id);
-        let asking = std::thread::spawn(move || asked.has_good_copy_beside(&moved, beside));
+        let copies = pool.tier.directory();
+        copies.visit(SPACE, &[block.key.as_ref()], |_, _| {
+            let (asked, moved) = (Arc::clone(&asked), moved.clone());
+            let ask = move || asked.has_good_copy_beside(&moved, beside);
+            asking = Some(std::thread::spawn(ask));
+            std::thread::sleep(Duration::from_millis(50));
+            answer_waits = Some(pool.tiering.traffic.lock());
+        });
+        // The thread reads the copy, and waits for this lock.
         std::thread::sleep(Duration::from_millis(50));
         let removed = pool.tier.remove(SPACE, block.key.as_ref(), |_| true);
         assert!(removed.is_some());
@@ -283,10 +292,59 @@ async fn a_copy_that_leaves_with_its_zone_meanwhile_is_no_copy_that_stays() {
             assert!(matches!(taken, Taken::At(_)));
         }
         assert_eq!(first.cursor(), 1);
-        asking
+        drop(answer_waits);
+        asking.unwrap()
     };
     assert!(!asking.join().unwrap());
     pool.retire().await;
+}
+
+/// The record of the first copy is on its way to the log when the second store ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_copy_does_not_replace_one_whose_record_is_on_its_way() {
+    for (drains, copies) in [(false, (1, 0)), (true, (0, 1))] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, medium) = pool_on_medium(directory.path()).await;
+        pool.tier.set_medium(record::Medium {
+            medium: MediumId(2),
+            ..medium_of(2)
+        });
+        let first = pool.tier.medium(SegmentId::on_medium(2)).unwrap();
+        let published = pool.directory.publish(&[block("block", 7)]).remove(0);
+        assert!(published.id.is_some());
+        let (stays, of_first, _sent) = connected(&pool);
+        stays.set_state(NodeState::Live);
+        attach(&pool, &stays, of_first, first.id);
+        let (outbox, _sent) = tokio::sync::mpsc::unbounded_channel();
+        let other = NodeName("other".into());
+        let other = StoreNode::new(other, Incarnation(2), GrantKey([2; 32]), pool.now());
+        let session = other.attach(Address::default(), outbox, pool.now());
+        let other = Arc::new(other);
+        attach(&pool, &other, session, medium.id);
+        let one = begin(&pool, &stays, of_first, &first, Direction::Store);
+        let two = begin(&pool, &other, session, &medium, Direction::Store);
+        let release = hold_log(&pool);
+        pool.transfers_done(&stays, &[(one, Code::Ok)]);
+        if drains {
+            stays.drain();
+        }
+        pool.transfers_done(&other, &[(two, Code::Ok)]);
+        assert_eq!((first.copies(), medium.copies()), (0, 0));
+        drop(release);
+        pool.journal().flush().await.unwrap();
+        assert_eq!((first.copies(), medium.copies()), copies, "{drains}");
+        let left = {
+            let traffic = pool.tiering.traffic.lock();
+            let of_block = transfer(&other, session, &medium, Direction::Store).block;
+            let busy = traffic.uses.values().map(|used| used.busy.len());
+            (
+                traffic.recording.places(&of_block).len(),
+                busy.sum::<usize>(),
+            )
+        };
+        assert_eq!(left, (0, 0));
+        pool.retire().await;
+    }
 }
 
 /// Only a write discovers that an offset cannot be written.
