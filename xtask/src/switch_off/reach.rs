@@ -126,6 +126,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "no block is loaded while appends wait for space",
             "a put that is slower than its node's drain ends",
             "attachments of media have threads of their own",
+            "a repeated commit succeeds while its block is on a medium",
         ],
     ),
     (
