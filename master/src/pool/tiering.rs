@@ -131,6 +131,8 @@ struct Use {
     node: Arc<StoreNode>,
     session: u64,
     state: MediumState,
+    /// Whether the disk has refused a write in this session.
+    refuses_writes: bool,
     /// Whether the node has confirmed the generation.
     is_attached: bool,
     in_flight: u64,
@@ -181,6 +183,17 @@ impl Use {
 
     fn takes_stores(&self) -> bool {
         self.stores() == TakesStores::Now
+    }
+
+    /// Takes the state that the node offers.
+    ///
+    /// A disk that has refused a write takes none until its node restarts. An offer may be processed after the
+    /// refusal, although its state is from before.
+    fn set_state(&mut self, offered: MediumState) {
+        self.state = match offered {
+            MediumState::MediumReady if self.refuses_writes => MediumState::MediumReadOnly,
+            offered => offered,
+        };
     }
 
     /// Whether the medium takes no stores until its node restarts, and no transfer in progress still

@@ -338,6 +338,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 5,
+        what: "a late offer makes no medium ready that has refused a write",
+        file: "master/src/pool/tiering.rs",
+        on: "MediumState::MediumReady if self.refuses_writes => MediumState::MediumReadOnly,",
+        off: "MediumState::MediumReady if self.refuses_writes && false => MediumState::MediumReadOnly,",
+        package: "kvpool-master",
+        test: "a_late_offer_makes_no_medium_ready_that_has_refused_a_write",
+    },
+    Mechanism {
+        invariant: 5,
         what: "a copy whose record is on its way to the log is a copy that stays",
         file: "master/src/pool/tiering/transfers.rs",
         on: "            traffic.recording.begin(&transfer.block, place);\n",

@@ -102,6 +102,7 @@ fn in_use(node: &Arc<StoreNode>, session: u64) -> Use {
         node: Arc::clone(node),
         session,
         state: MediumState::MediumReady,
+        refuses_writes: false,
         is_attached: true,
         in_flight: 0,
         busy: HashMap::new(),

@@ -261,9 +261,11 @@ impl Pool {
             let used = uses.get_mut(&transfer.place.medium);
             if let Some(used) = used
                 && used.is_of(&transfer.node, transfer.session)
-                && used.state == MediumState::MediumReady
             {
-                used.state = MediumState::MediumReadOnly;
+                used.refuses_writes = true;
+                if used.state == MediumState::MediumReady {
+                    used.state = MediumState::MediumReadOnly;
+                }
             }
         }
     }
