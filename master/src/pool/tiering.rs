@@ -455,6 +455,19 @@ impl Pool {
         })
     }
 
+    /// Whether a slow medium that this node has in this session takes blocks of a namespace.
+    fn has_slow_medium(&self, node: &Arc<StoreNode>, session: u64, namespace: NamespaceId) -> bool {
+        let slow: SmallVec<[SegmentId; 4]> = {
+            let traffic = self.tiering.traffic.lock();
+            let is_slow =
+                |used: &Use| used.is_of(node, session) && used.stores() == TakesStores::Later;
+            let slow = traffic.uses.iter().filter(|(_, used)| is_slow(used));
+            slow.map(|(id, _)| *id).collect()
+        };
+        slow.into_iter()
+            .any(|medium| self.serves_namespace(medium, namespace))
+    }
+
     /// Queues blocks in memory again, because copies on media that do not come back count no more.
     pub(super) fn replace_copies_that_leave(&self) {
         self.tiering.has_lost_copies.store(true, Ordering::Release);
@@ -504,6 +517,18 @@ impl Pool {
             let used = traffic.uses.get(&at.medium);
             used.is_some_and(|used| used.is_readable() && used.node.stays())
         })
+    }
+
+    /// Whether a medium that takes stores now is getting a copy of the block, or the record of a copy is on its way to
+    /// the log.
+    fn is_being_copied(&self, block: &Moved) -> bool {
+        let traffic = self.tiering.traffic.lock();
+        let mut media = traffic.stores.media(block).iter();
+        let is_written = media.any(|medium| {
+            let used = traffic.uses.get(medium);
+            used.is_some_and(Use::takes_stores)
+        });
+        is_written || !traffic.recording.places(block).is_empty()
     }
 
     /// Whether the zone of a copy is not the next one to be emptied.

@@ -49,6 +49,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "a_pinned_block_waits_for_the_write_budget",
     },
     Mechanism {
+        invariant: 8,
+        what: "a pinned block that is being copied gets no second copy",
+        file: "master/src/pool/tiering/demoter.rs",
+        on: "drains.is_none() && self.is_being_copied(&block) {",
+        off: "drains.is_none() && self.is_being_copied(&block) && false {",
+        package: "kvpool-master",
+        test: "a_pinned_block_on_two_nodes_is_stored_once_unless_a_disk_is_slow",
+    },
+    Mechanism {
         invariant: 5,
         what: "a pinned block is admitted while any budget is left",
         file: "master/src/pool/tiering/admission.rs",

@@ -127,6 +127,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a put that is slower than its node's drain ends",
             "attachments of media have threads of their own",
             "a repeated commit succeeds while its block is on a medium",
+            "a pinned block that is being copied gets no second copy",
         ],
     ),
     (

@@ -568,7 +568,11 @@ impl Pool {
         if block.hard_pin && self.has_other_put(&block) {
             return Turn::NotNow;
         }
-        let mut turn = match self.has_slow_medium(target, block.namespace) {
+        // Memory keeps the block until the other copy is there. A second one would be written in vain.
+        if block.hard_pin && drains.is_none() && self.is_being_copied(&block) {
+            return Turn::NotNow;
+        }
+        let mut turn = match self.has_slow_medium(node, target.session, block.namespace) {
             true => Turn::Later,
             false => Turn::Ended,
         };
@@ -658,20 +662,6 @@ impl Pool {
                 "block gets no copy: it is longer than a zone of every medium of its node");
         }
         turn
-    }
-
-    /// Whether a slow medium of this node takes blocks of a namespace.
-    fn has_slow_medium(&self, target: &Target, namespace: NamespaceId) -> bool {
-        let slow: SmallVec<[SegmentId; 4]> = {
-            let traffic = self.tiering.traffic.lock();
-            let is_slow = |used: &Use| {
-                used.is_of(&target.node, target.session) && used.stores() == TakesStores::Later
-            };
-            let slow = traffic.uses.iter().filter(|(_, used)| is_slow(used));
-            slow.map(|(id, _)| *id).collect()
-        };
-        slow.into_iter()
-            .any(|medium| self.serves_namespace(medium, namespace))
     }
 
     /// Queues the blocks that waited for a slow medium of the node, because the medium's state has

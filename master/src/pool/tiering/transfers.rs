@@ -188,7 +188,7 @@ impl Traffic {
             self.loading.insert(loading, (*to, transfer.block.length));
         }
         match transfer.direction {
-            Direction::Store => self.stores.begin(&transfer.block),
+            Direction::Store => self.stores.begin(&transfer.block, transfer.place.medium),
             Direction::Load { grant, .. } => self.unrecorded.begin(&transfer.node, grant),
             Direction::Forward { .. } => {}
         }
@@ -695,7 +695,9 @@ impl Pool {
             return;
         };
         let block = &transfer.block;
-        let meanwhile = self.tiering.traffic.lock().stores.end(block);
+        let mut traffic = self.tiering.traffic.lock();
+        let meanwhile = traffic.stores.end(block, transfer.place.medium);
+        drop(traffic);
         if meanwhile == Meanwhile::Evicted && !is_recorded {
             self.metrics.evicted_without_copy();
             self.tiering.admission.lost(block.namespace, &block.key);

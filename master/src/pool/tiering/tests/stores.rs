@@ -509,6 +509,70 @@ async fn a_pinned_block_is_stored_again_after_another_put_of_its_key() {
     pool.retire().await;
 }
 
+/// Both nodes would order the store in one round.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pinned_block_on_two_nodes_is_stored_once_unless_a_disk_is_slow() {
+    for is_slow in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, medium) = pool_on_medium(directory.path()).await;
+        pool.tier.set_medium(record::Medium {
+            medium: MediumId(2),
+            ..medium_of(2)
+        });
+        let (node, session, mut sent) = connected(&pool);
+        let (outbox, mut to_other) = tokio::sync::mpsc::unbounded_channel();
+        let other = NodeName("other".into());
+        let other = StoreNode::new(other, Incarnation(2), GrantKey([2; 32]), pool.now());
+        let of_other = other.attach(Address::default(), outbox, pool.now());
+        let other = Arc::new(other);
+        for (id, node, session) in [(1, &node, session), (2, &other, of_other)] {
+            let segment = Segment::new(SegmentId(id), Arc::clone(node), Length(1 << 20), 1.0);
+            pool.placement.insert(Arc::new(segment));
+            node.add_segment(SegmentId(id));
+            attach(&pool, node, session, SegmentId::on_medium(id));
+            pool.tiering.demotions.lock().expect(node.incarnation);
+        }
+        let at = [1, 2].map(|id| Replica {
+            segment: SegmentId(id),
+            extent: ExtentIndex(0),
+            offset: Offset(0),
+        });
+        let pinned = NewBlock {
+            replicas: Copies::from_slice(&at),
+            hard_pin: true,
+            ..block("block", 7)
+        };
+        let published = pool.directory.publish(std::slice::from_ref(&pinned));
+        let published = published.into_iter().next().unwrap();
+        pool.queue_for_media(std::iter::once(Put {
+            namespace: SPACE,
+            key: &pinned.key,
+            parent: None,
+            block: published.id.unwrap(),
+            version: pinned.version,
+            bytes: 100,
+            hard_pin: true,
+            replicas: &at,
+        }));
+        pool.tend_media();
+        assert!(sent.try_recv().is_ok(), "its turn comes at once");
+        assert!(to_other.try_recv().is_err(), "it is being stored");
+        if is_slow {
+            let mut traffic = pool.tiering.traffic.lock();
+            traffic.uses.get_mut(&medium.id).unwrap().state = MediumState::MediumSlow;
+        } else {
+            let ticket = pool.tiering.traffic.lock().last_ticket;
+            pool.transfers_done(&node, &[(ticket, Code::Ok)]);
+            pool.tend_media();
+            pool.journal().flush().await.unwrap();
+            assert_eq!(medium.copies(), 1);
+        }
+        pool.tend_media();
+        assert_eq!(to_other.try_recv().is_ok(), is_slow);
+        pool.retire().await;
+    }
+}
+
 /// The queue was too long while the disk hung.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pinned_blocks_that_were_dropped_from_the_queue_are_queued_again() {
