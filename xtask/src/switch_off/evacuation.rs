@@ -6,9 +6,9 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 5,
         what: "a block that moved off a medium is stored on another one at once",
-        file: "master/src/pool/tiering/demoter.rs",
-        on: "while let Some((waiting, used)) = self.next_moved(node) {",
-        off: "while let Some((waiting, used)) = self.next_moved(node).filter(|_| false) {",
+        file: "master/src/pool/tiering/lines.rs",
+        on: "&& let Some((waiting, used)) = self.moved.pop_front()",
+        off: "&& let Some((waiting, used)) = self.moved.pop_front().filter(|_| false)",
         package: "kvpool-master",
         test: "blocks_on_the_medium_of_a_node_that_does_not_come_back_move_to_another_medium",
     },

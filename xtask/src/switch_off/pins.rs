@@ -49,6 +49,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "a_pinned_block_waits_for_the_write_budget",
     },
     Mechanism {
+        invariant: 5,
+        what: "a pinned block goes before blocks that moved off media",
+        file: "master/src/pool/tiering/lines.rs",
+        on: "let has_pins = !turns.pins_wait",
+        off: "let has_pins = false && !turns.pins_wait",
+        package: "kvpool-master",
+        test: "a_pinned_block_uses_the_write_budget_before_a_block_that_moved_off_media",
+    },
+    Mechanism {
         invariant: 8,
         what: "a pinned block that is being copied gets no second copy",
         file: "master/src/pool/tiering/demoter.rs",

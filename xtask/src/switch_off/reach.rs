@@ -359,6 +359,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a block that moves to a draining node is in the queue of the drain",
             "a block whose medium was busy goes back to no queue of a drain",
             "a move off media whose answer is lost is repeated",
+            "a pinned block goes before blocks that moved off media",
         ],
     ),
     (

@@ -420,17 +420,10 @@ impl Pool {
         };
         let cursors: Vec<u32> = media.iter().map(|(medium, _)| medium.cursor()).collect();
         let (mut busy, mut held, mut is_all) = (HashSet::new(), Vec::new(), false);
-        let mut pins_held = 0;
+        let (mut pins_held, mut moved_wait) = (0, false);
         let may_take = |medium: &Medium, busy: &HashSet<SegmentId>| {
             !busy.contains(&medium.id) && self.has_window(medium.id)
         };
-        while let Some((waiting, used)) = self.next_moved(node) {
-            let turn = self.store_one(&waiting, target, (None, Some(used)), &mut busy);
-            if !matches!(turn, Turn::Ended) {
-                self.wait_again(node, waiting, used);
-                break;
-            }
-        }
         while held.len() < MOST_HELD && media.iter().any(|(medium, _)| may_take(medium, &busy)) {
             let next = {
                 let mut demotions = self.tiering.demotions.lock();
@@ -440,21 +433,27 @@ impl Pool {
                         pins_wait: pins_held >= MOST_PINS_HELD,
                         ..self.turns(memory, used, line)
                     };
-                    Some((line.pop(turns)?, line.drains))
+                    let (waiting, moved) = line.take_next(turns, moved_wait)?;
+                    Some((waiting, moved, line.drains))
                 })
             };
-            let Some((waiting, drains)) = next else {
+            let Some((waiting, moved, drains)) = next else {
                 is_all = true;
                 break;
             };
-            match self.store_one(&waiting, target, (drains, None), &mut busy) {
-                Turn::Ended => {}
+            let turn = self.store_one(&waiting, target, (drains, moved), &mut busy);
+            match (turn, moved) {
+                (Turn::Ended, _) => {}
+                (_, Some(used)) => {
+                    self.wait_again(node, waiting, used);
+                    moved_wait = true;
+                }
                 // Blocks behind this one may be for another medium.
-                Turn::NotNow => {
+                (Turn::NotNow, None) => {
                     pins_held += usize::from(waiting.is_pinned);
                     held.push(waiting);
                 }
-                Turn::Later => {
+                (Turn::Later, None) => {
                     let mut demotions = self.tiering.demotions.lock();
                     if let Some(line) = demotions.nodes.get_mut(&node.incarnation) {
                         line.put_aside(waiting);

@@ -172,13 +172,6 @@ impl Pool {
         self.tiering.wake();
     }
 
-    /// Takes the next block that has moved to this node.
-    pub(super) fn next_moved(&self, node: &StoreNode) -> Option<(Waiting, Tick)> {
-        let mut demotions = self.tiering.demotions.lock();
-        let line = demotions.nodes.get_mut(&node.incarnation)?;
-        line.moved.pop_front()
-    }
-
     /// Gives a block back whose media are busy or slow.
     pub(super) fn wait_again(&self, node: &StoreNode, waiting: Waiting, used: Tick) {
         let mut demotions = self.tiering.demotions.lock();

@@ -37,7 +37,7 @@ pub(super) struct Line {
     /// Whether a hard-pinned block was dropped from a queue that was too long. A walk then finds the block.
     pub(super) has_missed_pins: bool,
     /// The blocks that have moved off media of a node that leaves, each with its last use before that. They have their
-    /// turn at once.
+    /// turn at once, after hard-pinned blocks.
     pub(super) moved: VecDeque<(Waiting, Tick)>,
     /// The tick since which the node drains. During a drain every block has its turn at once.
     pub(super) drains: Option<Tick>,
@@ -266,6 +266,23 @@ impl Line {
         self.tried_again.insert(version)
     }
 
+    /// Takes the next block. Hard-pinned blocks come first, so that they use a write budget first. Blocks that have
+    /// moved off media follow, each with its last use before that, unless they wait (`moved_wait`).
+    pub(super) fn take_next(
+        &mut self,
+        turns: Turns,
+        moved_wait: bool,
+    ) -> Option<(Waiting, Option<Tick>)> {
+        let has_pins = !turns.pins_wait && self.walk.is_none() && !self.pinned.is_empty();
+        if !has_pins
+            && !moved_wait
+            && let Some((waiting, used)) = self.moved.pop_front()
+        {
+            return Some((waiting, Some(used)));
+        }
+        Some((self.pop(turns)?, None))
+    }
+
     /// Takes the first block that has its turn.
     pub(super) fn pop(&mut self, turns: Turns) -> Option<Waiting> {
         self.kept = turns.kept;
@@ -447,6 +464,29 @@ mod tests {
         assert_eq!((line.pinned_bytes, line.bytes), (0, 3));
         // A pinned block shows nothing about the reach of eviction.
         assert_eq!(line.had_turn, Version::default());
+    }
+
+    #[test]
+    fn blocks_that_moved_off_media_go_after_pinned_blocks_and_before_others() {
+        for (pins_wait, moved_wait, next) in [
+            (false, false, (3, None)),
+            (false, true, (3, None)),
+            (true, false, (2, Some(Tick(5)))),
+            (true, true, (1, None)),
+        ] {
+            let mut line = Line::default();
+            line.push(waiting(1));
+            line.moved.push_back((waiting(2), Tick(5)));
+            line.push(pinned(3));
+            let turns = Turns {
+                kept: 0,
+                pins_wait,
+                ..SHORT
+            };
+            let taken = line.take_next(turns, moved_wait);
+            let taken = taken.map(|(one, used)| (one.version.0, used));
+            assert_eq!(taken, Some(next));
+        }
     }
 
     /// The first ones may wait for days: for the write budget of a medium of one namespace.
