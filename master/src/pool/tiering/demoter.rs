@@ -575,6 +575,8 @@ impl Pool {
             true => Turn::Later,
             false => Turn::Ended,
         };
+        // Memory does not lose a hard-pinned block meanwhile. A drain must end.
+        let waits_for_quota = waiting.is_pinned && drains.is_none() && moved.is_none();
         let (mut too_long, mut is_refused) = (0, false);
         for (medium, reserved) in &target.media {
             if !self.serves_namespace(medium.id, block.namespace) {
@@ -590,7 +592,11 @@ impl Pool {
             }
             // Older copies are dropped with their zones, which frees space for this block's copy.
             let Ok(hold) = self.hold_media_quota(block.namespace, block.length) else {
-                is_refused = true;
+                if waits_for_quota {
+                    turn = Turn::NotNow;
+                } else {
+                    is_refused = true;
+                }
                 continue;
             };
             if let Some(used) = moved {

@@ -4,7 +4,7 @@ use super::super::WINDOW;
 use super::super::lines::Waiting;
 use super::*;
 use crate::replica::BlockId;
-use kvpool_types::{Namespace, NamespaceSettings};
+use kvpool_types::{Namespace, NamespaceSettings, Setting};
 
 /// The evictor orders stores too. It must not wait for a scan of all blocks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -569,6 +569,65 @@ async fn a_pinned_block_on_two_nodes_is_stored_once_unless_a_disk_is_slow() {
         }
         pool.tend_media();
         assert_eq!(to_other.try_recv().is_ok(), is_slow);
+        pool.retire().await;
+    }
+}
+
+/// The operator may raise the quota. Nothing else would find the block again, except a walk over all blocks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pinned_block_waits_for_the_quota_of_media_except_during_a_drain() {
+    for drains in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, medium) = pool_on_medium(directory.path()).await;
+        let namespace = Namespace {
+            name: "a".into(),
+            ..Namespace::default()
+        };
+        let quota = NamespaceSettings::default().with(Setting::MediaHard, 4096);
+        let created = pool.create_namespace(namespace, quota).await;
+        assert!(created.unwrap());
+        let (node, session, mut sent) = connected(&pool);
+        let segment = Segment::new(SegmentId(1), Arc::clone(&node), Length(1 << 20), 1.0);
+        pool.placement.insert(Arc::new(segment));
+        node.add_segment(SegmentId(1));
+        attach(&pool, &node, session, medium.id);
+        pool.tiering.demotions.lock().expect(node.incarnation);
+        let pinned = NewBlock {
+            namespace: pool.namespace("a").unwrap(),
+            hard_pin: true,
+            ..block("block", 7)
+        };
+        let published = pool.directory.publish(std::slice::from_ref(&pinned));
+        let published = published.into_iter().next().unwrap();
+        if drains {
+            node.drain();
+            pool.demote_all_of(&node);
+        } else {
+            pool.queue_for_media(std::iter::once(Put {
+                namespace: pinned.namespace,
+                key: &pinned.key,
+                parent: None,
+                block: published.id.unwrap(),
+                version: pinned.version,
+                bytes: 100,
+                hard_pin: true,
+                replicas: &pinned.replicas,
+            }));
+        }
+        pool.tend_media();
+        assert!(sent.try_recv().is_err(), "the quota takes no copy");
+        let waiting = {
+            let _after_the_round = pool.tiering.tending.lock();
+            let demotions = pool.tiering.demotions.lock();
+            demotions.nodes[&node.incarnation].pinned.len()
+        };
+        assert_eq!(waiting, usize::from(!drains));
+        let change = |settings: &mut NamespaceSettings| {
+            settings.set(Setting::MediaHard, Some(1 << 20));
+        };
+        assert!(pool.change_namespace("a", change).await.is_ok());
+        pool.tend_media();
+        assert_eq!(sent.try_recv().is_ok(), !drains);
         pool.retire().await;
     }
 }
