@@ -136,8 +136,8 @@ impl Client {
     ///
     /// Per block: [`PutError::Empty`], [`PutError::TooLarge`], or [`PutError::Failed`] with the code of the
     /// last attempt once the timeout has passed. A block that can never fit fails at once with
-    /// [`Code::TooLarge`] or [`Code::OverQuota`]. [`PutError::OutcomeUnknown`] means that the answer to
-    /// the commit was lost.
+    /// [`Code::TooLarge`] or [`Code::OverQuota`]. [`PutError::OutcomeUnknown`] means that the block may be
+    /// visible or not.
     ///
     /// # Cancellation
     ///

@@ -72,10 +72,11 @@ pub enum PutError {
         /// A description for people.
         message: String,
     },
-    /// All bytes were written, but the answer to the commit was lost. The block may or may not be visible.
+    /// All bytes were written, but the answer to the commit was lost, or does not tell whether the commit was
+    /// carried out. The block may or may not be visible.
     /// Another put of the block settles this.
     #[error(
-        "the answer to the commit was lost ({code}: {message}): the block may be visible or not; put it again"
+        "the outcome of the commit is not known ({code}: {message}): the block may be visible or not; put it again"
     )]
     OutcomeUnknown {
         /// The stable code of the last attempt.

@@ -63,7 +63,7 @@ struct Item<'a> {
     last: Option<PutError>,
     /// When this client first refused a node's certificate or address.
     untrusted_since: Option<Instant>,
-    /// Whether the answer to a commit was lost. The block may then be visible, whatever happens later.
+    /// Whether the outcome of a commit is not known. The block may then be visible, whatever happens later.
     unknown: bool,
     /// The ids of the requests under which the master may hold a grant for the key: the request of the
     /// present grant, and requests whose reply was lost. The next request names them, and its grants replace
@@ -582,11 +582,15 @@ impl<'a> PutBatch<'a> {
                         code => {
                             // The store may have recorded the commit all the same. So may it after an attempt
                             // without an answer, which the master may still carry out. If the network
-                            // duplicated the request, the master carries out the other one. A block whose
-                            // node was lost has replaced the earlier one.
+                            // duplicated the request, the master carries out the other one. It may have done
+                            // so already, and the grant ended with that. A block whose node was lost has
+                            // replaced the earlier one.
                             let maybe_done = matches!(
                                 code,
-                                Code::StoreFailed | Code::InProgress | Code::Unreachable
+                                Code::StoreFailed
+                                    | Code::InProgress
+                                    | Code::Unreachable
+                                    | Code::GrantEnded
                             );
                             self.item(at).unknown |= unknown || maybe_done;
                             if self.failed(at, self.refused(at, code, &Bounds::default())) {
@@ -688,6 +692,10 @@ impl<'a> PutBatch<'a> {
             (Code::InProgress, _) => "another client is putting this block".to_owned(),
             (Code::Unreachable, _) => {
                 "the store node was lost while the block was recorded".to_owned()
+            }
+            (Code::GrantEnded, _) => {
+                "the grant had ended when the commit arrived: it expired, or the commit arrived twice"
+                    .to_owned()
             }
             _ => "kvmaster refused the block".to_owned(),
         };

@@ -483,6 +483,14 @@ async fn a_commit_that_came_twice_claims_nothing() {
     assert_claims_nothing(&pool, Duration::from_millis(400)).await;
 }
 
+/// The first arrival may have made the block visible, and the block may have been evicted since.
+#[tokio::test]
+async fn a_commit_that_came_again_after_its_grant_had_ended_claims_nothing() {
+    let pool = pool().await;
+    refuse_commits(&pool.master, usize::MAX, Code::GrantEnded);
+    assert_claims_nothing(&pool, Duration::from_millis(400)).await;
+}
+
 #[tokio::test]
 async fn a_commit_whose_node_was_lost_claims_nothing() {
     let pool = pool().await;

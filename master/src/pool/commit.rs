@@ -172,14 +172,14 @@ impl Pool {
         batch
     }
 
-    /// True when an earlier attempt of the same commit succeeded.
+    /// True when an earlier attempt of the same commit succeeded, and memory or a medium has the block still.
     fn holds_version(&self, namespace: NamespaceId, item: &CommitItem) -> bool {
         let mut held = false;
         self.directory
             .visit(namespace, &[item.key.as_ref()], |_, block| {
                 held = block.is_some_and(|block| block.version() == item.version);
             });
-        held
+        held || self.is_on_medium(namespace, &item.key, item.version)
     }
 
     /// Publishes durable blocks, on the journal's thread, in the order of the log.

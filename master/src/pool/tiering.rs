@@ -22,6 +22,7 @@ mod drained;
 mod evacuate;
 mod lines;
 mod media;
+mod recording;
 mod restore;
 mod stores;
 #[cfg(test)]
@@ -50,6 +51,8 @@ use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Incarnation, Key, KeyRef, Length, MediumId, Offset, SegmentId, Version};
 use lines::Demotions;
 use parking_lot::Mutex;
+use recording::Recording;
+use smallvec::SmallVec;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -107,6 +110,7 @@ struct Traffic {
     last_ticket: u64,
     open: HashMap<u64, Transfer>,
     stores: Stores,
+    recording: Recording,
     /// The copies that are being loaded, each with the extent in memory that it is loaded to. An entry ends
     /// when the block is published there, or the extent is given up.
     loading: HashMap<(BlockId, Version), (Replica, Length)>,
@@ -127,6 +131,8 @@ struct Use {
     node: Arc<StoreNode>,
     session: u64,
     state: MediumState,
+    /// Whether the disk has refused a write in this session.
+    refuses_writes: bool,
     /// Whether the node has confirmed the generation.
     is_attached: bool,
     in_flight: u64,
@@ -177,6 +183,17 @@ impl Use {
 
     fn takes_stores(&self) -> bool {
         self.stores() == TakesStores::Now
+    }
+
+    /// Takes the state that the node offers.
+    ///
+    /// A disk that has refused a write takes none until its node restarts. An offer may be processed after the
+    /// refusal, although its state is from before.
+    fn set_state(&mut self, offered: MediumState) {
+        self.state = match offered {
+            MediumState::MediumReady if self.refuses_writes => MediumState::MediumReadOnly,
+            offered => offered,
+        };
     }
 
     /// Whether the medium takes no stores until its node restarts, and no transfer in progress still
@@ -438,6 +455,19 @@ impl Pool {
         })
     }
 
+    /// Whether a slow medium that this node has in this session takes blocks of a namespace.
+    fn has_slow_medium(&self, node: &Arc<StoreNode>, session: u64, namespace: NamespaceId) -> bool {
+        let slow: SmallVec<[SegmentId; 4]> = {
+            let traffic = self.tiering.traffic.lock();
+            let is_slow =
+                |used: &Use| used.is_of(node, session) && used.stores() == TakesStores::Later;
+            let slow = traffic.uses.iter().filter(|(_, used)| is_slow(used));
+            slow.map(|(id, _)| *id).collect()
+        };
+        slow.into_iter()
+            .any(|medium| self.serves_namespace(medium, namespace))
+    }
+
     /// Queues blocks in memory again, because copies on media that do not come back count no more.
     pub(super) fn replace_copies_that_leave(&self) {
         self.tiering.has_lost_copies.store(true, Ordering::Release);
@@ -467,26 +497,44 @@ impl Pool {
 
     /// Whether a block has a copy on another medium than this one that can be read and stays. The node of such a copy
     /// does not leave, and the copy's zone is not the next one to be emptied. A copy whose record is on its way to the
-    /// log does not count.
+    /// log counts too.
     fn has_good_copy_beside(&self, block: &Moved, medium: SegmentId) -> bool {
-        let mut at = None;
+        let is_beside = |at: &Place| at.medium != medium && self.outlasts_next_zone(*at);
+        // Read before the tier: the tier has a copy before the copy leaves this table.
+        let on_their_way = self.tiering.traffic.lock().recording.places(block);
+        let mut beside: SmallVec<[Place; 2]> =
+            on_their_way.into_iter().filter(&is_beside).collect();
         let keys = [block.key.as_ref()];
         let copies = self.tier.directory();
         copies.visit(block.namespace, &keys, |_, copy| {
             let copy = copy.filter(|copy| copy.version() == block.version);
-            at = copy.and_then(|copy| copy.view().replicas().first().copied());
+            let at = copy.and_then(|copy| copy.view().replicas().first().map(Place::of));
+            // Asked under the lock of the copy. After it, the zone could be emptied and written again.
+            beside.extend(at.filter(&is_beside));
         });
-        let Some(at) = at.filter(|at: &Replica| at.segment != medium) else {
-            return false;
-        };
-        let is_served = {
-            let traffic = self.tiering.traffic.lock();
-            let used = traffic.uses.get(&at.segment);
+        let traffic = self.tiering.traffic.lock();
+        beside.iter().any(|at| {
+            let used = traffic.uses.get(&at.medium);
             used.is_some_and(|used| used.is_readable() && used.node.stays())
-        };
-        let other = self.tier.medium(at.segment);
-        let stays = other.is_some_and(|other| other.zone_of(at.offset) != other.next_zone());
-        is_served && stays
+        })
+    }
+
+    /// Whether a medium that takes stores now is getting a copy of the block, or the record of a copy is on its way to
+    /// the log.
+    fn is_being_copied(&self, block: &Moved) -> bool {
+        let traffic = self.tiering.traffic.lock();
+        let mut media = traffic.stores.media(block).iter();
+        let is_written = media.any(|medium| {
+            let used = traffic.uses.get(medium);
+            used.is_some_and(Use::takes_stores)
+        });
+        is_written || !traffic.recording.places(block).is_empty()
+    }
+
+    /// Whether the zone of a copy is not the next one to be emptied.
+    fn outlasts_next_zone(&self, at: Place) -> bool {
+        let medium = self.tier.medium(at.medium);
+        medium.is_some_and(|medium| medium.zone_of(at.offset) != medium.next_zone())
     }
 
     /// Whether the node has a medium whose copies count as kept.
@@ -528,8 +576,17 @@ impl Pool {
 }
 
 /// The location of a copy on a medium: the segment of the medium, and the offset.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     medium: SegmentId,
     offset: Offset,
+}
+
+impl Place {
+    const fn of(copy: &Replica) -> Self {
+        Self {
+            medium: copy.segment,
+            offset: copy.offset,
+        }
+    }
 }

@@ -127,6 +127,8 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "no block is loaded while appends wait for space",
             "a put that is slower than its node's drain ends",
             "attachments of media have threads of their own",
+            "a repeated commit succeeds while its block is on a medium",
+            "a pinned block that is being copied gets no second copy",
         ],
     ),
     (
@@ -173,6 +175,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a walk keeps the blocks that were set aside meanwhile",
             "pinned blocks that a queue dropped are queued again",
             "a pinned block waits for the write budget",
+            "a pinned block waits for the quota of media",
             "a pinned block is admitted while any budget is left",
             "a pinned block in memory gets another copy when its zone is emptied",
             "the copy of a pinned block in memory moves with its zone",
@@ -186,6 +189,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a load on a node that drains finds a piece that lies across two steps of its search",
             "another replica of a block voids no store of it",
             "a second copy of a block does not replace a copy that stays",
+            "a copy whose record is on its way to the log is a copy that stays",
             "a move between zones replaces no copy that stays elsewhere",
             "the blocks of a medium that is gone are copied again",
         ],
@@ -230,6 +234,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a block that came back to a segment that is gone has left its place",
             "no node is told that its blocks have their copies before the walk over them has ended",
             "the walk of a drain keeps the blocks that came meanwhile",
+            "a copy whose zone is emptied meanwhile is no copy that stays",
         ],
     ),
     (
@@ -359,6 +364,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "the blocks of a node that wait for stores at once have a bound",
             "a block that moves to a draining node is in the queue of the drain",
             "a move off media whose answer is lost is repeated",
+            "a pinned block goes before blocks that moved off media",
         ],
     ),
     (

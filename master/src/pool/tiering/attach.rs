@@ -150,7 +150,7 @@ impl Pool {
                 // A look that begins now waits for this lock, and finds the medium gone.
                 self.doubt_drained();
             }
-            used.state = offer.state;
+            used.set_state(offer.state);
             self.tiering.loaded.notify_waiters();
             used.namespaces.clone_from(&offer.namespaces);
         });
@@ -337,6 +337,7 @@ impl Pool {
             node: Arc::clone(node),
             session,
             state: offer.state,
+            refuses_writes: false,
             is_attached: false,
             in_flight: 0,
             busy: HashMap::new(),

@@ -420,11 +420,10 @@ impl Pool {
         };
         let cursors: Vec<u32> = media.iter().map(|(medium, _)| medium.cursor()).collect();
         let (mut busy, mut held, mut is_all) = (HashSet::new(), Vec::new(), false);
-        let mut pins_held = 0;
+        let (mut pins_held, mut only_pins) = (0, true);
         let may_take = |medium: &Medium, busy: &HashSet<SegmentId>| {
             !busy.contains(&medium.id) && self.has_window(medium.id)
         };
-        self.store_moved(target, &mut busy);
         while held.len() < MOST_HELD && media.iter().any(|(medium, _)| may_take(medium, &busy)) {
             let next = {
                 let mut demotions = self.tiering.demotions.lock();
@@ -432,12 +431,17 @@ impl Pool {
                 line.and_then(|line| {
                     let turns = Turns {
                         pins_wait: pins_held >= MOST_PINS_HELD,
+                        only_pins,
                         ..self.turns(memory, used, line)
                     };
                     Some((line.pop(turns)?, line.drains))
                 })
             };
             let Some((waiting, drains)) = next else {
+                if std::mem::take(&mut only_pins) {
+                    self.store_moved(target, &mut busy);
+                    continue;
+                }
                 is_all = true;
                 break;
             };
@@ -498,11 +502,13 @@ impl Pool {
                 // skipped.
                 most: memory.saturating_mul(2),
                 pins_wait: false,
+                only_pins: false,
             },
             Policy::Lru => Turns {
                 kept: share(line.reach.unwrap_or(memory).min(memory), WITHOUT_COPY),
                 most: share(memory, GIVE_UP),
                 pins_wait: false,
+                only_pins: false,
             },
         }
     }
@@ -562,10 +568,16 @@ impl Pool {
         if block.hard_pin && self.has_other_put(&block) {
             return Turn::NotNow;
         }
-        let mut turn = match self.has_slow_medium(target, block.namespace) {
+        // Memory keeps the block until the other copy is there. A second one would be written in vain.
+        if block.hard_pin && drains.is_none() && self.is_being_copied(&block) {
+            return Turn::NotNow;
+        }
+        let mut turn = match self.has_slow_medium(node, target.session, block.namespace) {
             true => Turn::Later,
             false => Turn::Ended,
         };
+        // Memory does not lose a hard-pinned block meanwhile. A drain must end.
+        let waits_for_quota = waiting.is_pinned && drains.is_none() && moved.is_none();
         let (mut too_long, mut is_refused) = (0, false);
         for (medium, reserved) in &target.media {
             if !self.serves_namespace(medium.id, block.namespace) {
@@ -581,7 +593,11 @@ impl Pool {
             }
             // Older copies are dropped with their zones, which frees space for this block's copy.
             let Ok(hold) = self.hold_media_quota(block.namespace, block.length) else {
-                is_refused = true;
+                if waits_for_quota {
+                    turn = Turn::NotNow;
+                } else {
+                    is_refused = true;
+                }
                 continue;
             };
             if let Some(used) = moved {
@@ -652,20 +668,6 @@ impl Pool {
                 "block gets no copy: it is longer than a zone of every medium of its node");
         }
         turn
-    }
-
-    /// Whether a slow medium of this node takes blocks of a namespace.
-    fn has_slow_medium(&self, target: &Target, namespace: NamespaceId) -> bool {
-        let slow: SmallVec<[SegmentId; 4]> = {
-            let traffic = self.tiering.traffic.lock();
-            let is_slow = |used: &Use| {
-                used.is_of(&target.node, target.session) && used.stores() == TakesStores::Later
-            };
-            let slow = traffic.uses.iter().filter(|(_, used)| is_slow(used));
-            slow.map(|(id, _)| *id).collect()
-        };
-        slow.into_iter()
-            .any(|medium| self.serves_namespace(medium, namespace))
     }
 
     /// Queues the blocks that waited for a slow medium of the node, because the medium's state has

@@ -37,7 +37,7 @@ pub(super) struct Line {
     /// Whether a hard-pinned block was dropped from a queue that was too long. A walk then finds the block.
     pub(super) has_missed_pins: bool,
     /// The blocks that have moved off media of a node that leaves, each with its last use before that. They have their
-    /// turn at once.
+    /// turn at once, after hard-pinned blocks.
     pub(super) moved: VecDeque<(Waiting, Tick)>,
     /// The tick since which the node drains. During a drain every block has its turn at once.
     pub(super) drains: Option<Tick>,
@@ -71,6 +71,8 @@ pub(super) struct Turns {
     pub(super) most: u64,
     /// Whether the hard-pinned blocks wait for their media, so that other blocks go before them.
     pub(super) pins_wait: bool,
+    /// Whether only hard-pinned blocks have their turn.
+    pub(super) only_pins: bool,
 }
 
 impl Demotions {
@@ -279,7 +281,7 @@ impl Line {
             self.pinned_bytes -= first.bytes;
             return Some(first);
         }
-        if self.drains.is_none() && self.bytes <= turns.kept {
+        if turns.only_pins || (self.drains.is_none() && self.bytes <= turns.kept) {
             return None;
         }
         loop {
@@ -322,6 +324,7 @@ mod tests {
         kept: 3,
         most: 3,
         pins_wait: false,
+        only_pins: false,
     };
 
     fn waiting(version: u64) -> Waiting {
@@ -447,6 +450,22 @@ mod tests {
         assert_eq!((line.pinned_bytes, line.bytes), (0, 3));
         // A pinned block shows nothing about the reach of eviction.
         assert_eq!(line.had_turn, Version::default());
+    }
+
+    #[test]
+    fn pinned_blocks_alone_can_have_their_turn() {
+        let mut line = Line::default();
+        line.push(waiting(1));
+        line.push(pinned(2));
+        let turns = |only_pins| Turns {
+            kept: 0,
+            only_pins,
+            ..SHORT
+        };
+        let mut taken = |only_pins| line.pop(turns(only_pins)).map(|one| one.version.0);
+        assert_eq!(taken(true), Some(2));
+        assert_eq!(taken(true), None);
+        assert_eq!(taken(false), Some(1));
     }
 
     /// The first ones may wait for days: for the write budget of a medium of one namespace.

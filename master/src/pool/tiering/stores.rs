@@ -6,7 +6,8 @@
 
 use super::transfers::Moved;
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Key, Version};
+use kvpool_types::{Key, SegmentId, Version};
+use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
 
 /// The stores in progress.
@@ -16,8 +17,8 @@ pub(super) struct Stores(HashMap<(NamespaceId, Key), Store>);
 #[derive(Debug)]
 struct Store {
     version: Version,
-    /// The number of media to which the block is being stored.
-    count: u32,
+    /// The media to which the block is being stored.
+    media: SmallVec<[SegmentId; 2]>,
     left_memory: bool,
 }
 
@@ -33,24 +34,27 @@ pub(super) enum Meanwhile {
 }
 
 impl Stores {
-    pub(super) fn begin(&mut self, block: &Moved) {
-        let new = Store {
-            version: block.version,
-            count: 0,
-            left_memory: false,
-        };
-        let store = self
-            .0
-            .entry((block.namespace, block.key.clone()))
-            .or_insert(new);
-        if store.version != block.version {
-            *store = Store {
-                version: block.version,
-                count: 0,
-                left_memory: false,
-            };
+    /// Begins a store to a medium.
+    pub(super) fn begin(&mut self, block: &Moved, medium: SegmentId) {
+        let place = (block.namespace, block.key.clone());
+        match self.0.get_mut(&place) {
+            Some(store) if store.version == block.version => store.media.push(medium),
+            _ => {
+                let new = Store {
+                    version: block.version,
+                    media: smallvec![medium],
+                    left_memory: false,
+                };
+                self.0.insert(place, new);
+            }
         }
-        store.count += 1;
+    }
+
+    /// The media to which a block is being stored.
+    pub(super) fn media(&self, block: &Moved) -> &[SegmentId] {
+        let store = self.0.get(&(block.namespace, block.key.clone()));
+        let store = store.filter(|store| store.version == block.version);
+        store.map_or(&[], |store| store.media.as_slice())
     }
 
     pub(super) fn meanwhile(&self, block: &Moved) -> Meanwhile {
@@ -62,15 +66,17 @@ impl Stores {
         }
     }
 
-    /// Ends a store.
-    pub(super) fn end(&mut self, block: &Moved) -> Meanwhile {
+    /// Ends a store to a medium.
+    pub(super) fn end(&mut self, block: &Moved, medium: SegmentId) -> Meanwhile {
         let meanwhile = self.meanwhile(block);
         let place = (block.namespace, block.key.clone());
         if let Some(store) = self.0.get_mut(&place)
             && store.version == block.version
         {
-            store.count -= 1;
-            if store.count == 0 {
+            if let Some(at) = store.media.iter().position(|one| *one == medium) {
+                store.media.swap_remove(at);
+            }
+            if store.media.is_empty() {
                 self.0.remove(&place);
             }
         }

@@ -102,6 +102,7 @@ fn in_use(node: &Arc<StoreNode>, session: u64) -> Use {
         node: Arc::clone(node),
         session,
         state: MediumState::MediumReady,
+        refuses_writes: false,
         is_attached: true,
         in_flight: 0,
         busy: HashMap::new(),
@@ -166,6 +167,16 @@ fn begin(
     let mut traffic = pool.tiering.traffic.lock();
     assert!(traffic.begin(medium, transfer, proto::Transfer::default()));
     traffic.last_ticket
+}
+
+/// Delays the effects of later records in the log until the sender is dropped.
+fn hold_log(pool: &Pool) -> std::sync::mpsc::Sender<()> {
+    let (release, held) = std::sync::mpsc::channel();
+    pool.journal()
+        .submit_now(Vec::new(), Ack::Durable, move |_| {
+            let _released = held.recv();
+        });
+    release
 }
 
 /// A node's offer of a medium that was attached before.

@@ -1,6 +1,7 @@
 //! The transfers in progress, and the consequences of their ends.
 
 use super::super::{FreedReplicas, Pool};
+use super::recording::Outcome;
 use super::stores::Meanwhile;
 use super::{Emptying, Place, Put, Traffic, Use, WINDOW};
 use crate::accounts::Hold;
@@ -187,7 +188,7 @@ impl Traffic {
             self.loading.insert(loading, (*to, transfer.block.length));
         }
         match transfer.direction {
-            Direction::Store => self.stores.begin(&transfer.block),
+            Direction::Store => self.stores.begin(&transfer.block, transfer.place.medium),
             Direction::Load { grant, .. } => self.unrecorded.begin(&transfer.node, grant),
             Direction::Forward { .. } => {}
         }
@@ -260,9 +261,11 @@ impl Pool {
             let used = uses.get_mut(&transfer.place.medium);
             if let Some(used) = used
                 && used.is_of(&transfer.node, transfer.session)
-                && used.state == MediumState::MediumReady
             {
-                used.state = MediumState::MediumReadOnly;
+                used.refuses_writes = true;
+                if used.state == MediumState::MediumReady {
+                    used.state = MediumState::MediumReadOnly;
+                }
             }
         }
     }
@@ -370,33 +373,32 @@ impl Pool {
     /// A second copy of a block is not recorded: it would replace the first copy, and might leave
     /// with its node or its zone.
     fn stored(self: &Arc<Self>, transfer: &Transfer) -> bool {
-        let is_store = matches!(transfer.direction, Direction::Store);
-        if is_store && self.has_good_copy_beside(&transfer.block, transfer.place.medium) {
-            self.leave_zones(transfer);
-            self.store_ended(transfer, true);
-            return false;
-        }
-        let mut is_recorded = self.record_copy(transfer);
-        if !is_recorded && self.may_be_evicted_now(transfer) {
+        let mut outcome = self.record_copy(transfer);
+        if outcome == Outcome::Gone && self.may_be_evicted_now(transfer) {
             // An eviction is recorded only at the end of its step. After that it is known whether the block
             // was evicted or removed.
             drop(self.evicting.write());
-            is_recorded = self.record_copy(transfer);
+            outcome = self.record_copy(transfer);
         }
-        if !is_recorded {
-            let Moved { key, version, .. } = &transfer.block;
-            // The put or removal of the key may fail, and memory keeps a hard-pinned block.
-            if transfer.block.hard_pin && matches!(transfer.direction, Direction::Store) {
-                self.store_again_once(transfer);
+        match outcome {
+            Outcome::Recorded => {}
+            Outcome::Second => self.leave_zones(transfer),
+            Outcome::Gone => {
+                let Moved { key, version, .. } = &transfer.block;
+                // The put or removal of the key may fail, and memory keeps a hard-pinned block.
+                if transfer.block.hard_pin && matches!(transfer.direction, Direction::Store) {
+                    self.store_again_once(transfer);
+                }
+                self.leave_zones(transfer);
+                tracing::debug!(key = %key.shown(), %version,
+                    "copy not recorded: the block has gone, or its key changes");
             }
-            self.leave_zones(transfer);
-            tracing::debug!(key = %key.shown(), %version, "copy not recorded: the block has gone, or its key changes");
         }
-        self.store_ended(transfer, is_recorded);
-        is_recorded
+        self.store_ended(transfer, outcome != Outcome::Gone);
+        outcome == Outcome::Recorded
     }
 
-    fn record_copy(self: &Arc<Self>, transfer: &Transfer) -> bool {
+    fn record_copy(self: &Arc<Self>, transfer: &Transfer) -> Outcome {
         let Moved {
             namespace,
             key,
@@ -408,18 +410,22 @@ impl Pool {
         let place = transfer.place;
         let commit = transfer.block.commit_at(place.medium, place.offset);
         let (pool, of) = (Arc::clone(self), transfer.clone());
+        let mut outcome = Outcome::Gone;
         self.record_transfer(&transfer.block, || {
-            let is_there = match moves {
-                // Another node may have stored the block meanwhile.
-                true => {
-                    self.is_on_medium(namespace, &key, version)
-                        && !self.has_good_copy_beside(&transfer.block, place.medium)
-                }
-                false => self.is_still_wanted(&transfer.block),
+            // Asked under the lock of the reservations. Two copies that end at once must not miss each other.
+            let is_second = self.has_good_copy_beside(&transfer.block, place.medium);
+            outcome = match moves {
+                _ if is_second => Outcome::Second,
+                true if self.is_on_medium(namespace, &key, version) => Outcome::Recorded,
+                false if self.is_still_wanted(&transfer.block) => Outcome::Recorded,
+                _ => Outcome::Gone,
             };
-            if !is_there {
+            if outcome != Outcome::Recorded {
                 return false;
             }
+            let mut traffic = self.tiering.traffic.lock();
+            traffic.recording.begin(&transfer.block, place);
+            drop(traffic);
             let record = Record::Commit(commit.clone());
             self.journal()
                 .submit_now(vec![record], Ack::Durable, move |durable| {
@@ -434,6 +440,9 @@ impl Pool {
                         }
                         Err(_) => {}
                     }
+                    let mut traffic = pool.tiering.traffic.lock();
+                    traffic.recording.end(&of.block, place);
+                    drop(traffic);
                     // If the zones were released earlier, a copy of the next round could take a range that
                     // this copy still takes.
                     pool.leave_zones(&of);
@@ -443,7 +452,8 @@ impl Pool {
                     pool.tiering.wake();
                 });
             true
-        })
+        });
+        outcome
     }
 
     /// Whether the block of a store has left memory, and its eviction may not be recorded yet.
@@ -685,7 +695,9 @@ impl Pool {
             return;
         };
         let block = &transfer.block;
-        let meanwhile = self.tiering.traffic.lock().stores.end(block);
+        let mut traffic = self.tiering.traffic.lock();
+        let meanwhile = traffic.stores.end(block, transfer.place.medium);
+        drop(traffic);
         if meanwhile == Meanwhile::Evicted && !is_recorded {
             self.metrics.evicted_without_copy();
             self.tiering.admission.lost(block.namespace, &block.key);

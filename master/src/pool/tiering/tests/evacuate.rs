@@ -270,3 +270,55 @@ async fn a_moved_block_goes_to_its_medium_while_others_wait_for_the_budget_of_an
         pool.retire().await;
     }
 }
+
+/// The budget takes one of two blocks. Only the pinned block would be lost with its node.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pinned_block_uses_the_write_budget_before_a_block_that_moved_off_media() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    // The test does the demoter's work.
+    pool.term.end();
+    let (node, session, mut sent) = connected(&pool);
+    let segment = Segment::new(SegmentId(1), Arc::clone(&node), Length(1 << 20), 1.0);
+    pool.placement.insert(Arc::new(segment));
+    node.add_segment(SegmentId(1));
+    attach(&pool, &node, session, medium.id);
+    pool.tiering.demotions.lock().expect(node.incarnation);
+    let admission = &pool.tiering.admission;
+    admission.set_budget(&medium, u64::MAX, pool.now());
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    admission.set_budget(&medium, 1, pool.now());
+    // Of a budget of 128 KiB, 4 KiB are left. The first block overdraws it.
+    admission.wrote(medium.id, Length((124 << 10) - 4096));
+    let pinned = NewBlock {
+        hard_pin: true,
+        ..block("pinned", 8)
+    };
+    for block in [block("block", 7), pinned] {
+        let published = pool.directory.publish(std::slice::from_ref(&block));
+        let published = published.into_iter().next().unwrap();
+        let put = Put {
+            namespace: SPACE,
+            key: &block.key,
+            parent: None,
+            block: published.id.unwrap(),
+            version: block.version,
+            bytes: 100,
+            hard_pin: block.hard_pin,
+            replicas: &block.replicas,
+        };
+        match block.hard_pin {
+            true => pool.queue_for_media(std::iter::once(put)),
+            false => pool.queue_moved_for_media(&put, Tick(5)),
+        }
+    }
+    pool.tend_media();
+    let mut ordered = Vec::new();
+    while let Ok(Ok(message)) = sent.try_recv() {
+        if let Some(Body::Transfers(orders)) = message.body {
+            ordered.extend(orders.transfers.iter().map(|order| order.version));
+        }
+    }
+    assert_eq!(ordered, [8]);
+    pool.retire().await;
+}

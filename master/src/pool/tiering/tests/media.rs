@@ -84,6 +84,35 @@ async fn the_blocks_of_a_medium_that_is_gone_are_copied_again() {
     pool.retire().await;
 }
 
+/// The node sent the offer before its disk refused a write, or read the state before that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_offer_makes_no_medium_ready_that_has_refused_a_write() {
+    use MediumState::{MediumReadOnly, MediumReady, MediumSlow};
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let (node, session, _sent) = connected(&pool);
+    attach(&pool, &node, session, medium.id);
+    let state = || pool.tiering.traffic.lock().uses[&medium.id].state;
+    let ticket = begin(&pool, &node, session, &medium, Direction::Store);
+    pool.writes_refused(&node, [ticket]);
+    assert_eq!(state(), MediumReadOnly);
+    for (offered, now) in [(MediumReady, MediumReadOnly), (MediumSlow, MediumSlow)] {
+        let offers = vec![offer(&medium, offered)];
+        pool.media_offered(&node, session, offers).await.unwrap();
+        assert_eq!(state(), now);
+    }
+    // The disk refuses another write while it is slow.
+    pool.writes_refused(&node, [ticket]);
+    assert_eq!(state(), MediumSlow);
+    let offers = vec![offer(&medium, MediumReady)];
+    pool.media_offered(&node, session, offers).await.unwrap();
+    assert_eq!(state(), MediumReadOnly);
+    // The offer of the next session tells the state of that session.
+    pool.use_medium(&node, session, medium.id, &offer(&medium, MediumReady));
+    assert_eq!(state(), MediumReady);
+    pool.retire().await;
+}
+
 /// The node's other medium is slow for a moment. A medium of another node takes stores.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_blocks_of_a_medium_that_is_gone_wait_for_a_slow_one() {

@@ -2,6 +2,7 @@
 
 use super::super::WINDOW;
 use super::*;
+use crate::pool::CommitItem;
 use crate::replica::BlockId;
 use kvpool_types::GrantId;
 
@@ -29,6 +30,41 @@ async fn a_removal_takes_a_block_that_came_back_in_another_slot() {
     let taken = pool.take_out(&[(Some(before), Version(7))], &[(SPACE, key.clone())]);
     assert_eq!(taken, [true]);
     assert_eq!(pool.directory.find(SPACE, key.as_ref()), None);
+    pool.retire().await;
+}
+
+/// The answer to a commit was lost, and the block was evicted before the commit came again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_repeated_commit_succeeds_while_its_block_is_on_a_medium_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let block = block("block", 7);
+    assert!(pool.tier.publish(record::Commit {
+        namespace: block.namespace,
+        key: block.key.clone(),
+        version: block.version,
+        length: block.length,
+        checksum: block.checksum,
+        replicas: smallvec::smallvec![(medium.id, Offset(0))],
+        parent: None,
+        hard_pin: false,
+    }));
+    let commit = |version| {
+        let item = CommitItem {
+            key: block.key.clone(),
+            version: Version(version),
+            length: block.length,
+            checksum: block.checksum,
+            segments: smallvec::smallvec![SegmentId(1)],
+            parent: None,
+        };
+        pool.commit(SPACE, vec![item])
+    };
+    assert_eq!(commit(7).await, [Code::Ok]);
+    assert_eq!(commit(6).await, [Code::GrantEnded]);
+    let removed = pool.tier.remove(SPACE, block.key.as_ref(), |_| true);
+    assert!(removed.is_some());
+    assert_eq!(commit(7).await, [Code::GrantEnded]);
     pool.retire().await;
 }
 

@@ -4,7 +4,7 @@ use super::super::WINDOW;
 use super::super::lines::Waiting;
 use super::*;
 use crate::replica::BlockId;
-use kvpool_types::{Namespace, NamespaceSettings};
+use kvpool_types::{Namespace, NamespaceSettings, Setting};
 
 /// The evictor orders stores too. It must not wait for a scan of all blocks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -242,6 +242,111 @@ async fn a_second_copy_replaces_only_a_copy_that_may_leave() {
     }
 }
 
+/// The zone of the other copy is emptied and written again while the answer is found.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_leaves_with_its_zone_meanwhile_is_no_copy_that_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    // The test does the demoter's work.
+    pool.term.end();
+    pool.tier.set_medium(record::Medium {
+        medium: MediumId(2),
+        ..medium_of(2)
+    });
+    let first = pool.tier.medium(SegmentId::on_medium(2)).unwrap();
+    let block = block("block", 7);
+    assert!(pool.tier.publish(record::Commit {
+        namespace: block.namespace,
+        key: block.key.clone(),
+        version: block.version,
+        length: block.length,
+        checksum: block.checksum,
+        // Zone 1 is emptied next.
+        replicas: smallvec::smallvec![(first.id, Offset(1 << 18))],
+        parent: None,
+        hard_pin: false,
+    }));
+    let (node, session, _sent) = connected(&pool);
+    node.set_state(NodeState::Live);
+    attach(&pool, &node, session, first.id);
+    let moved = transfer(&node, session, &medium, Direction::Store).block;
+    let asking = {
+        let mut asking: Option<std::thread::JoinHandle<bool>> = None;
+        let mut answer_waits = None;
+        let (asked, beside) = (Arc::clone(&pool), medium.id);
+        let copies = pool.tier.directory();
+        copies.visit(SPACE, &[block.key.as_ref()], |_, _| {
+            let (asked, moved) = (Arc::clone(&asked), moved.clone());
+            let ask = move || asked.has_good_copy_beside(&moved, beside);
+            asking = Some(std::thread::spawn(ask));
+            std::thread::sleep(Duration::from_millis(50));
+            answer_waits = Some(pool.tiering.traffic.lock());
+        });
+        // The thread reads the copy, and waits for this lock.
+        std::thread::sleep(Duration::from_millis(50));
+        let removed = pool.tier.remove(SPACE, block.key.as_ref(), |_| true);
+        assert!(removed.is_some());
+        first.emptied();
+        for _ in 0..2 {
+            let taken = first.take(Length(150 << 10), pool.directory.next_tick());
+            assert!(matches!(taken, Taken::At(_)));
+        }
+        assert_eq!(first.cursor(), 1);
+        drop(answer_waits);
+        asking.unwrap()
+    };
+    assert!(!asking.join().unwrap());
+    pool.retire().await;
+}
+
+/// The record of the first copy is on its way to the log when the second store ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_copy_does_not_replace_one_whose_record_is_on_its_way() {
+    for (drains, copies) in [(false, (1, 0)), (true, (0, 1))] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, medium) = pool_on_medium(directory.path()).await;
+        pool.tier.set_medium(record::Medium {
+            medium: MediumId(2),
+            ..medium_of(2)
+        });
+        let first = pool.tier.medium(SegmentId::on_medium(2)).unwrap();
+        let published = pool.directory.publish(&[block("block", 7)]).remove(0);
+        assert!(published.id.is_some());
+        let (stays, of_first, _sent) = connected(&pool);
+        stays.set_state(NodeState::Live);
+        attach(&pool, &stays, of_first, first.id);
+        let (outbox, _sent) = tokio::sync::mpsc::unbounded_channel();
+        let other = NodeName("other".into());
+        let other = StoreNode::new(other, Incarnation(2), GrantKey([2; 32]), pool.now());
+        let session = other.attach(Address::default(), outbox, pool.now());
+        let other = Arc::new(other);
+        attach(&pool, &other, session, medium.id);
+        let one = begin(&pool, &stays, of_first, &first, Direction::Store);
+        let two = begin(&pool, &other, session, &medium, Direction::Store);
+        let release = hold_log(&pool);
+        pool.transfers_done(&stays, &[(one, Code::Ok)]);
+        if drains {
+            stays.drain();
+        }
+        pool.transfers_done(&other, &[(two, Code::Ok)]);
+        assert_eq!((first.copies(), medium.copies()), (0, 0));
+        drop(release);
+        pool.journal().flush().await.unwrap();
+        assert_eq!((first.copies(), medium.copies()), copies, "{drains}");
+        let left = {
+            let traffic = pool.tiering.traffic.lock();
+            let of_block = transfer(&other, session, &medium, Direction::Store).block;
+            let busy = traffic.uses.values().map(|used| used.busy.len());
+            (
+                traffic.recording.places(&of_block).len(),
+                busy.sum::<usize>(),
+            )
+        };
+        assert_eq!(left, (0, 0));
+        pool.retire().await;
+    }
+}
+
 /// Only a write discovers that an offset cannot be written.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_failed_is_tried_once_more() {
@@ -402,6 +507,129 @@ async fn a_pinned_block_is_stored_again_after_another_put_of_its_key() {
     };
     assert_eq!(orders.transfers[0].version, 7);
     pool.retire().await;
+}
+
+/// Both nodes would order the store in one round.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pinned_block_on_two_nodes_is_stored_once_unless_a_disk_is_slow() {
+    for is_slow in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, medium) = pool_on_medium(directory.path()).await;
+        pool.tier.set_medium(record::Medium {
+            medium: MediumId(2),
+            ..medium_of(2)
+        });
+        let (node, session, mut sent) = connected(&pool);
+        let (outbox, mut to_other) = tokio::sync::mpsc::unbounded_channel();
+        let other = NodeName("other".into());
+        let other = StoreNode::new(other, Incarnation(2), GrantKey([2; 32]), pool.now());
+        let of_other = other.attach(Address::default(), outbox, pool.now());
+        let other = Arc::new(other);
+        for (id, node, session) in [(1, &node, session), (2, &other, of_other)] {
+            let segment = Segment::new(SegmentId(id), Arc::clone(node), Length(1 << 20), 1.0);
+            pool.placement.insert(Arc::new(segment));
+            node.add_segment(SegmentId(id));
+            attach(&pool, node, session, SegmentId::on_medium(id));
+            pool.tiering.demotions.lock().expect(node.incarnation);
+        }
+        let at = [1, 2].map(|id| Replica {
+            segment: SegmentId(id),
+            extent: ExtentIndex(0),
+            offset: Offset(0),
+        });
+        let pinned = NewBlock {
+            replicas: Copies::from_slice(&at),
+            hard_pin: true,
+            ..block("block", 7)
+        };
+        let published = pool.directory.publish(std::slice::from_ref(&pinned));
+        let published = published.into_iter().next().unwrap();
+        pool.queue_for_media(std::iter::once(Put {
+            namespace: SPACE,
+            key: &pinned.key,
+            parent: None,
+            block: published.id.unwrap(),
+            version: pinned.version,
+            bytes: 100,
+            hard_pin: true,
+            replicas: &at,
+        }));
+        pool.tend_media();
+        assert!(sent.try_recv().is_ok(), "its turn comes at once");
+        assert!(to_other.try_recv().is_err(), "it is being stored");
+        if is_slow {
+            let mut traffic = pool.tiering.traffic.lock();
+            traffic.uses.get_mut(&medium.id).unwrap().state = MediumState::MediumSlow;
+        } else {
+            let ticket = pool.tiering.traffic.lock().last_ticket;
+            pool.transfers_done(&node, &[(ticket, Code::Ok)]);
+            pool.tend_media();
+            pool.journal().flush().await.unwrap();
+            assert_eq!(medium.copies(), 1);
+        }
+        pool.tend_media();
+        assert_eq!(to_other.try_recv().is_ok(), is_slow);
+        pool.retire().await;
+    }
+}
+
+/// The operator may raise the quota. Nothing else would find the block again, except a walk over all blocks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pinned_block_waits_for_the_quota_of_media_except_during_a_drain() {
+    for drains in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, medium) = pool_on_medium(directory.path()).await;
+        let namespace = Namespace {
+            name: "a".into(),
+            ..Namespace::default()
+        };
+        let quota = NamespaceSettings::default().with(Setting::MediaHard, 4096);
+        let created = pool.create_namespace(namespace, quota).await;
+        assert!(created.unwrap());
+        let (node, session, mut sent) = connected(&pool);
+        let segment = Segment::new(SegmentId(1), Arc::clone(&node), Length(1 << 20), 1.0);
+        pool.placement.insert(Arc::new(segment));
+        node.add_segment(SegmentId(1));
+        attach(&pool, &node, session, medium.id);
+        pool.tiering.demotions.lock().expect(node.incarnation);
+        let pinned = NewBlock {
+            namespace: pool.namespace("a").unwrap(),
+            hard_pin: true,
+            ..block("block", 7)
+        };
+        let published = pool.directory.publish(std::slice::from_ref(&pinned));
+        let published = published.into_iter().next().unwrap();
+        if drains {
+            node.drain();
+            pool.demote_all_of(&node);
+        } else {
+            pool.queue_for_media(std::iter::once(Put {
+                namespace: pinned.namespace,
+                key: &pinned.key,
+                parent: None,
+                block: published.id.unwrap(),
+                version: pinned.version,
+                bytes: 100,
+                hard_pin: true,
+                replicas: &pinned.replicas,
+            }));
+        }
+        pool.tend_media();
+        assert!(sent.try_recv().is_err(), "the quota takes no copy");
+        let waiting = {
+            let _after_the_round = pool.tiering.tending.lock();
+            let demotions = pool.tiering.demotions.lock();
+            demotions.nodes[&node.incarnation].pinned.len()
+        };
+        assert_eq!(waiting, usize::from(!drains));
+        let change = |settings: &mut NamespaceSettings| {
+            settings.set(Setting::MediaHard, Some(1 << 20));
+        };
+        assert!(pool.change_namespace("a", change).await.is_ok());
+        pool.tend_media();
+        assert_eq!(sent.try_recv().is_ok(), !drains);
+        pool.retire().await;
+    }
 }
 
 /// The queue was too long while the disk hung.

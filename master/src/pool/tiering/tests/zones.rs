@@ -114,16 +114,6 @@ async fn a_copy_that_is_recorded_after_its_zone_was_left_is_not_used_by_that() {
     pool.retire().await;
 }
 
-/// Delays the effects of later records in the log until the sender is dropped.
-fn hold_log(pool: &Pool) -> std::sync::mpsc::Sender<()> {
-    let (release, held) = std::sync::mpsc::channel();
-    pool.journal()
-        .submit_now(Vec::new(), Ack::Durable, move |_| {
-            let _released = held.recv();
-        });
-    release
-}
-
 /// The block's copy is in the zone behind the cursor, which is emptied next. The copy was not used.
 fn copy_in_a_zone_that_is_due(pool: &Pool, at: u64) -> Arc<Medium> {
     pool.tier.set_medium(medium_of(1));
