@@ -15,7 +15,7 @@ mod registration;
 mod replicas;
 
 use crate::errors::Fault;
-use crate::home::{ForkGuarded, Resident};
+use crate::home::Resident;
 use crate::interrupts;
 use crate::keys::{
     Namespace, for_each, length_hint, list_of_alike, pack_keys, read_key, read_keys,
@@ -34,7 +34,7 @@ use kvpool_types::{Code, Key, Length, Offset};
 pub(crate) use lease::{Lease, Prefix};
 pub(crate) use listing::Listing;
 pub(crate) use namespaces::NamespaceInfo;
-use open::{Connection, Open};
+use open::{Connection, OpenHold};
 use options::{ConnectTimes, Names, PutWords, connect_options, some_seconds};
 pub(crate) use options::{Whole, seconds};
 use outcomes::{Planned, answers, finish, merge, only, plan_one, read_parents, truth, uneven};
@@ -88,7 +88,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    fn open(&self) -> Result<Arc<ForkGuarded<Open>>, Fault> {
+    fn open(&self) -> Result<OpenHold, Fault> {
         self.connection.get()
     }
 
@@ -99,7 +99,6 @@ impl Pool {
         work: impl FnOnce(&Client) -> Result<T, E> + Send,
     ) -> Result<T, Fault> {
         py.detach(|| {
-            // The handle is dropped here, because a pool that was closed meanwhile must end without the lock.
             let open = self.open()?;
             work(&open.get()?.client).map_err(Into::into)
         })

@@ -102,6 +102,51 @@ def test_a_process_may_end_with_a_pool_open_and_a_call_under_way(own_pool: LiveP
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def runs_python_while_the_last_call_ends_the_pool(pool: kvpool.Pool) -> bool:
+    """Closes the pool during a get of another thread, which then ends the connection. Returns whether this
+    thread has run Python code between the end of the get's work and its return."""
+    target = bytearray(1000)
+    ended: list[object] = []
+
+    def get() -> None:
+        ended.append(pool.batch_get(["closed under"], [target], timeout=0.3))
+
+    getting = threading.Thread(target=get)
+    getting.start()
+    time.sleep(0.1)
+    pool.close()
+    has_run = False
+    while not ended and not has_run:
+        try:
+            # Fails while the get has the buffer. It gives the buffer back before it ends the connection.
+            target.append(0)
+        except BufferError:
+            time.sleep(1e-5)
+        else:
+            has_run = not ended
+    getting.join(10)
+    return has_run
+
+
+def test_other_threads_run_while_the_last_call_of_a_closed_pool_ends_it(own_pool: LivePool) -> None:
+    with kvpool.Pool.connect(own_pool.url) as pool:
+        pool.put("closed under", bytes(1000))
+    own_pool.nodes[0].hang()
+    interval = sys.getswitchinterval()
+    # No thread loses the interpreter's lock before it releases the lock itself.
+    sys.setswitchinterval(30)
+    try:
+        # The client still connects to the node after the get's timeout, so its end takes 0.1 s.
+        assert any(
+            runs_python_while_the_last_call_ends_the_pool(
+                kvpool.Pool.connect(own_pool.url, transport="tcp")
+            )
+            for _ in range(3)
+        )
+    finally:
+        sys.setswitchinterval(interval)
+
+
 def test_two_processes_share_blocks(pool: kvpool.Pool, shared_pool: LivePool) -> None:
     pool.put("from-parent", bytes([7]) * (1 << 20))
     subprocess.run([sys.executable, "-c", OTHER, shared_pool.url], check=True, timeout=60)

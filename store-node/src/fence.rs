@@ -12,9 +12,9 @@
 //!                                   waits for the touch to end, then: fenced(ticket)
 //! ```
 //!
-//! *Touches* are receives over TCP, announced shared-memory writes (*holds*) and *pins* of views.
-//! They never overlap: a write is refused while anything touches a byte of its extent, and only
-//! a written extent, whole, can be pinned.
+//! *Touches* are *receives*, announced shared-memory writes (*holds*) and *pins* of views. A receive is a write
+//! over TCP or RDMA, or a copy from a medium or another node. Touches never overlap: a write is refused while
+//! anything touches a byte of its extent, and only a written extent, whole, can be pinned.
 //!
 //! Clients also pin views on *boards*, in memory that they share with the node, without a message. So the
 //! node reads all boards whenever it decides on an extent, and again from time to time while a ticket
@@ -169,7 +169,7 @@ pub(crate) struct Limits {
 /// The number of touches, tickets and records of a fence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Census {
-    /// Receives over TCP in progress.
+    /// Receives in progress: writes over TCP or RDMA, and copies from media or other nodes.
     pub(crate) receives: u64,
     /// Announced shared-memory writes.
     pub(crate) holds: u64,

@@ -106,7 +106,8 @@ pub struct Flags {
     #[arg(long, value_name = "CLASS")]
     rdma_traffic_class: Option<u8>,
     /// Let one client process hold at most this share of the memory by its views and its writes through shared
-    /// memory; a single block may exceed it. Writes over RDMA and TCP do not count [default: 0.25]
+    /// memory; a single block may exceed it. Writes over RDMA and TCP do not count, because the node can end them
+    /// [default: 0.25]
     #[arg(long, value_name = "SHARE")]
     max_held_ratio: Option<f64>,
     /// Who may reach the memory itself: with shared every caller, with strict those that may write in every

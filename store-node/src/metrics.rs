@@ -207,10 +207,14 @@ impl Metrics {
 type Reading = fn(&Census) -> u64;
 
 const READINGS: [(&str, &str, Reading); 9] = [
-    ("receives", "TCP receives in progress.", |c| c.receives),
+    (
+        "receives",
+        "Writes over TCP or RDMA, and copies from media or other nodes, in progress.",
+        |c| c.receives,
+    ),
     (
         "holds",
-        "Announced writes (shared memory and RDMA) in progress.",
+        "Announced writes through shared memory in progress.",
         |c| c.holds,
     ),
     ("pins", "Pins of views in place.", |c| c.pins),

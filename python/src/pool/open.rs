@@ -18,6 +18,38 @@ pub(crate) struct Open {
     _resident: Resident,
 }
 
+/// The hold of one user on an open connection: a call, or a registration.
+///
+/// The last holder of a closed connection ends it. This may take a moment, so it runs without the interpreter's
+/// lock.
+pub(crate) struct OpenHold(Option<Arc<ForkGuarded<Open>>>);
+
+impl OpenHold {
+    /// The process that made the connection.
+    pub(crate) fn home(&self) -> Home {
+        self.held().home()
+    }
+
+    /// The connection. Fails in another process.
+    pub(crate) fn get(&self) -> Result<&Open, Fault> {
+        self.held().get()
+    }
+
+    fn held(&self) -> &ForkGuarded<Open> {
+        self.0
+            .as_deref()
+            .expect("invariant: the connection is held until the drop")
+    }
+}
+
+impl Drop for OpenHold {
+    fn drop(&mut self) {
+        if let Some(last) = self.0.take().and_then(Arc::into_inner) {
+            drop_aside(last);
+        }
+    }
+}
+
 /// A connection that can be closed. Calls in progress then continue to their end.
 pub(crate) struct Connection {
     home: Home,
@@ -40,10 +72,11 @@ impl Connection {
     }
 
     /// The connection for one call. Fails if it is closed or belongs to another process.
-    pub(crate) fn get(&self) -> Result<Arc<ForkGuarded<Open>>, Fault> {
+    pub(crate) fn get(&self) -> Result<OpenHold, Fault> {
         self.home.check()?;
         let open = self.open.lock().clone();
-        open.ok_or_else(|| Fault::closed("the pool is closed"))
+        let open = open.ok_or_else(|| Fault::closed("the pool is closed"))?;
+        Ok(OpenHold(Some(open)))
     }
 
     /// Closes the connection. The caller drops the result without the interpreter's lock, because that may take

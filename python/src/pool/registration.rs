@@ -5,13 +5,12 @@
 #![allow(unsafe_code, reason = "memory is registered by its address")]
 
 use crate::errors::Fault;
-use crate::home::{ForkGuarded, Home};
+use crate::home::Home;
 use crate::pool::buffers::{Named, Range, Taken, Use, device_slice, name};
-use crate::pool::open::Open;
+use crate::pool::open::{Open, OpenHold};
 use parking_lot::Mutex;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use std::sync::Arc;
 
 /// Memory that is registered with the RDMA ports of this host, so that no call must register it again.
 ///
@@ -26,13 +25,13 @@ pub(crate) struct Registration {
 
 /// The objects that live as long as the registration.
 struct Held {
-    open: Arc<ForkGuarded<Open>>,
+    open: OpenHold,
     _buffer: Option<Taken>,
     _object: Py<PyAny>,
 }
 
 impl Registration {
-    pub(crate) fn new(open: Arc<ForkGuarded<Open>>, object: &Bound<'_, PyAny>) -> PyResult<Self> {
+    pub(crate) fn new(open: OpenHold, object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let named = name(object, Use::Write)?.ok_or_else(|| {
             PyTypeError::new_err(
                 "what is registered is an object with the buffer protocol, a tensor, or an \

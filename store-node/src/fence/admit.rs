@@ -70,7 +70,7 @@ impl Fence {
         }
     }
 
-    /// Admits a receive over TCP. It lasts until [`Fence::end_receive`].
+    /// Admits a receive. It lasts until [`Fence::end_receive`].
     pub(crate) fn begin_receive(
         &mut self,
         proven: &Proven,

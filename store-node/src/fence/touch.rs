@@ -46,7 +46,7 @@ impl fmt::Display for PeerKey {
 
 /// The kind of a touch.
 pub(super) enum Toucher {
-    /// A receive over TCP.
+    /// A write over TCP or RDMA, or a copy from a medium or another node.
     Receive { abort: Arc<dyn Abort> },
     /// A process that may be writing through its mapping.
     Hold,

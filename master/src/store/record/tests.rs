@@ -240,6 +240,9 @@ fn a_block_of_one_replica_costs_at_most_60_bytes() {
     // A chain written in order needs no bytes for parents.
     let chain: Vec<Record> = (0..10_000u64).map(|n| block(n, n.checked_sub(1))).collect();
     assert_eq!(encode_group(&chain).len(), bytes);
+    // In a snapshot of a shard the parent is seldom the block before.
+    let apart: Vec<Record> = (0..10_000).map(|n| block(n, Some(n + 10_000))).collect();
+    assert_eq!(encode_group(&apart).len(), bytes + 33 * apart.len());
 }
 
 #[test]

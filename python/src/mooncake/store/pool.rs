@@ -4,7 +4,7 @@ use super::codes;
 use super::get_sessions::GetSessions;
 use super::put_sessions::PutSessions;
 use super::segments::Segments;
-use crate::home::{Home, Resident};
+use crate::home::{Home, Resident, end_aside};
 use crate::loan::left;
 use crate::memory::Memory;
 use crate::places::{Placed, by_place};
@@ -65,8 +65,12 @@ impl Drop for Pool {
         if !self.home.is_here() {
             std::mem::forget(parts);
         } else if let Some(parts) = parts {
-            parts.get_sessions.end_all();
-            parts.segments.close();
+            // The last call of a closed store may come here with the interpreter's lock held.
+            end_aside(|| {
+                parts.get_sessions.end_all();
+                parts.segments.close();
+                drop(parts);
+            });
         }
     }
 }

@@ -69,7 +69,10 @@ impl ObjectStore {
             Client::connect_with(options, crate::interrupts::cancel_check())
         }) {
             Ok(client) => {
-                *self.pool.write() = Some(Arc::new(Pool::new(client, resident)));
+                let pool = Arc::new(Pool::new(client, resident));
+                // Two threads may set the store up. The earlier pool ends once the lock of the store is free.
+                let earlier = self.pool.write().replace(pool);
+                drop(earlier);
                 self.process.store(std::process::id(), Ordering::Release);
                 Ok((codes::OK, String::new()))
             }
