@@ -143,7 +143,10 @@ struct Shared {
 /// Wakes the threads that do the jobs.
 #[derive(Debug, Default)]
 struct Changed {
-    threads: Condvar,
+    /// Wakes the threads that serve the session and verify loads.
+    workers: Condvar,
+    /// Wakes the threads that copy blocks to media.
+    copiers: Condvar,
     /// Wakes the threads that offer and attach media, and the thread that tends them.
     attachers: Condvar,
     #[cfg(feature = "simulation")]
@@ -151,16 +154,26 @@ struct Changed {
 }
 
 impl Changed {
-    /// Wakes the threads of this duty. Loads are frequent, so their ends do not wake the attachers.
-    fn notify(&self, duty: Duty) {
-        self.of(duty).notify_all();
+    /// Wakes the threads of this duty for one job, or more. Transfers are frequent, so they wake no threads that
+    /// have nothing to do.
+    fn notify(&self, duty: Duty, jobs: usize) {
+        match (duty, jobs) {
+            (Duty::Serve | Duty::Copy, 1) => {
+                self.of(duty).notify_one();
+            }
+            // Attachers and the thread that tends wait together.
+            _ => {
+                self.of(duty).notify_all();
+            }
+        }
         #[cfg(feature = "simulation")]
         self.tasks.send_replace(());
     }
 
     const fn of(&self, duty: Duty) -> &Condvar {
         match duty {
-            Duty::Serve | Duty::Copy => &self.threads,
+            Duty::Serve => &self.workers,
+            Duty::Copy => &self.copiers,
             Duty::Attach | Duty::Tend => &self.attachers,
         }
     }
@@ -377,11 +390,13 @@ impl Media {
         let rest = orders.filter_map(|order| self.shared.begin_at_once(order));
         let rest: Vec<_> = rest.collect();
         if !rest.is_empty() {
-            let mut work = self.shared.work.lock();
-            work.jobs.extend(rest.into_iter().map(Job::Transfer));
-            drop(work);
-            // Copiers and workers share this condition variable.
-            self.shared.changed.notify(Duty::Serve);
+            let jobs: Vec<_> = rest.into_iter().map(Job::Transfer).collect();
+            let of = |duty| jobs.iter().filter(|job| job.duty() == duty).count();
+            let counts = [Duty::Serve, Duty::Copy].map(|duty| (duty, of(duty)));
+            self.shared.work.lock().jobs.extend(jobs);
+            for (duty, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
+                self.shared.changed.notify(duty, count);
+            }
         }
     }
 
@@ -483,8 +498,9 @@ fn open_file(
 impl Drop for Media {
     fn drop(&mut self) {
         self.shared.work.lock().is_closed = true;
-        self.shared.changed.notify(Duty::Serve);
-        self.shared.changed.notify(Duty::Attach);
+        for duty in [Duty::Serve, Duty::Copy, Duty::Attach] {
+            self.shared.changed.notify(duty, usize::MAX);
+        }
         for worker in self.workers.drain(..) {
             if worker.join().is_err() {
                 tracing::error!("a thread for media panicked");
@@ -498,7 +514,7 @@ impl Shared {
         let duty = job.duty();
         self.work.lock().jobs.push_back(job);
         // Each thread does only the jobs of its duty.
-        self.changed.notify(duty);
+        self.changed.notify(duty, 1);
     }
 
     /// The number of attacher threads.
@@ -553,7 +569,7 @@ impl Shared {
         if is_due && !work.jobs.iter().any(is_offer) {
             work.jobs.push_back(Job::OfferAgain);
             drop(work);
-            self.changed.notify(Duty::Attach);
+            self.changed.notify(Duty::Attach, 1);
         }
     }
 
@@ -667,7 +683,7 @@ impl Shared {
         }
         work.jobs.extend(later.into_iter().filter(Job::is_wanted));
         drop(work);
-        self.changed.notify(Duty::Attach);
+        self.changed.notify(Duty::Attach, 1);
     }
 
     /// Offers the media to the present session, if an offer is due or more media can be offered. Several
@@ -729,10 +745,10 @@ impl Shared {
         let has_loads = !work.without_room.is_empty();
         drop(work);
         if is_offer_ready {
-            self.changed.notify(Duty::Attach);
+            self.changed.notify(Duty::Attach, 1);
         }
         if has_loads {
-            self.changed.notify(Duty::Serve);
+            self.changed.notify(Duty::Serve, 1);
         }
     }
 }

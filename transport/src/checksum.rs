@@ -19,9 +19,6 @@ const PIECE: u64 = 32 << 10;
 /// The bytes between two calls of `go_on`. A call for every piece would cost as much as the sum of a small
 /// piece.
 const RUN: u64 = 256 << 10;
-/// The least size in bytes of blocks whose copies bypass the caches. They would only evict useful cache
-/// lines.
-const STREAMED: u64 = 256 << 10;
 
 /// The CRC-64/NVME of `bytes`.
 pub fn checksum(bytes: &[u8]) -> Checksum {
@@ -180,7 +177,7 @@ fn copy_pieces(
         total_length(to),
         "invariant: both sides of a copy have one length"
     );
-    let streams = private == Private::Source && total_length(from).0 >= STREAMED;
+    let streams = private == Private::Source && total_length(from).0 >= streaming::STREAMED;
     let (mut source, mut target) = (Cursor::new(from), Cursor::new(to));
     let mut run = 0;
     while let (Some((source_slice, source_at)), Some((target_slice, target_at))) =

@@ -60,6 +60,16 @@ pub trait WriteGuard: Send {
         }
         assert!(rest.is_empty(), "invariant: bytes lie inside the extent");
     }
+    /// Whether [`WriteGuard::take`] should get the bytes. Otherwise the transport may write them into the parts
+    /// itself.
+    fn takes_bytes(&self) -> bool {
+        false
+    }
+    /// Takes the next bytes of the extent. Only the caller can change them. The transport gives all bytes in
+    /// order, or none.
+    fn take(&mut self, bytes: &[u8]) {
+        let _ = bytes;
+    }
     /// Records that all bytes are in place, with their chunk checksums. Returns the outcome of the
     /// write.
     fn finish(self: Box<Self>, sums: Vec<Checksum>) -> Code;

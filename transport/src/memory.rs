@@ -405,6 +405,19 @@ impl Slice {
         unsafe { streaming::copy(start.cast_const(), end, length) };
     }
 
+    /// [`Slice::write_at`] with stores that bypass the caches, as [`Slice::stream_to`] has them. `bytes` are not
+    /// a part of the slice.
+    pub(crate) fn stream_at(&self, from: Offset, bytes: &[u8]) {
+        self.check(from, bytes.len());
+        assert!(
+            self.is_writable(),
+            "invariant: only writable memory is written"
+        );
+        // SAFETY: the range lies inside a living, writable region, checked above. `bytes` are borrowed, so
+        // nothing else writes them, and the range is no part of them.
+        unsafe { streaming::copy(bytes.as_ptr(), self.at(from.as_usize()), bytes.len()) };
+    }
+
     /// The region of the slice.
     pub(crate) fn region(&self) -> &Region {
         &self.region

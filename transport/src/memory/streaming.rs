@@ -2,10 +2,14 @@
 //!
 //! An ordinary store first fetches the cache line that it overwrites. A copy to uncached memory
 //! therefore moves three bytes for every two. Streaming stores write whole lines past the caches.
-//! This pays for the large side of a put: the node's segment.
+//! This pays for the large side of a put, the node's segment, and for the pages of a hand-off.
 
 // UNSAFETY: vector loads and stores through raw pointers, on ranges that the caller guarantees.
 #![allow(unsafe_code, reason = "streaming stores have no safe form")]
+
+/// The least size in bytes of blocks whose copies bypass the caches. They would only evict useful cache
+/// lines.
+pub(crate) const STREAMED: u64 = 256 << 10;
 
 /// Copies `length` bytes. Other threads are guaranteed to see them only after [`fence`].
 ///

@@ -6,9 +6,9 @@ use super::mailbox::{MAX_MESSAGE, Mailbox};
 use super::room_writes::RoomWrite;
 use super::rooms::{AdmittedWrite, MemoryRooms};
 use super::secret::Secret;
-use crate::checksum::{checksum, chunk_sums_shared, combine_chunks, sum_shared};
+use crate::checksum::{ChunkedSum, checksum, chunk_sums_shared, combine_chunks, sum_shared};
 use crate::host::{Abort, Admission, Host, RdmaHost, Refused, WriteGuard};
-use crate::memory::{Region, Slice, total_length};
+use crate::memory::{Region, Slice, streaming, total_length};
 use crate::rdma::Fabric;
 use kvpool_types::wire::data::{Hello, HelloReply, ReadItem, WriteRequest, WrittenBlock};
 use kvpool_types::wire::frame;
@@ -222,7 +222,32 @@ struct Receiving {
     /// memory's drop.
     noted: Option<RoomWrite>,
     parts: Vec<Slice>,
+    /// What [`WriteGuard::take`] has placed.
+    taken: Taken,
     _listed: ReceiveGuard,
+}
+
+/// The bytes that a receive has placed.
+#[derive(Default)]
+struct Taken {
+    sum: ChunkedSum,
+    /// The bytes of all parts together.
+    bytes: u64,
+    /// The index of the part for the next byte.
+    part: usize,
+    /// The place of the next byte in that part.
+    at: u64,
+}
+
+impl Receiving {
+    fn new(noted: Option<RoomWrite>, parts: Vec<Slice>, listed: ReceiveGuard) -> Box<Self> {
+        Box::new(Self {
+            noted,
+            parts,
+            taken: Taken::default(),
+            _listed: listed,
+        })
+    }
 }
 
 impl WriteGuard for Receiving {
@@ -230,12 +255,49 @@ impl WriteGuard for Receiving {
         &self.parts
     }
 
+    fn takes_bytes(&self) -> bool {
+        true
+    }
+
+    /// Sums the bytes before it places them. So each byte passes the cache once, and large pages bypass it.
+    fn take(&mut self, mut bytes: &[u8]) {
+        let taken = &mut self.taken;
+        taken.sum.update(bytes);
+        taken.bytes += bytes.len() as u64;
+        let streams = total_length(&self.parts).0 >= streaming::STREAMED;
+        while let Some(part) = self.parts.get(taken.part)
+            && !bytes.is_empty()
+        {
+            let room = part.length().0 - taken.at;
+            let (now, rest) = bytes.split_at(Length(room).as_usize().min(bytes.len()));
+            match streams {
+                true => part.stream_at(Offset(taken.at), now),
+                false => part.write_at(Offset(taken.at), now),
+            }
+            taken.at += now.len() as u64;
+            if taken.at == part.length().0 {
+                (taken.part, taken.at) = (taken.part + 1, 0);
+            }
+            bytes = rest;
+        }
+        if streams {
+            // No byte is placed after the drop of this guard.
+            streaming::fence();
+        }
+    }
+
     fn finish(mut self: Box<Self>, sums: Vec<Checksum>) -> Code {
-        if chunk_sums_shared(&self.parts) != sums {
+        let length = total_length(&self.parts);
+        let found = match self.taken.bytes == length.0 {
+            true => std::mem::take(&mut self.taken.sum).finish_chunks(),
+            // The bytes came into the parts by another way, as over RDMA.
+            false => chunk_sums_shared(&self.parts),
+        };
+        if found != sums {
             return Code::ChecksumMismatch;
         }
         if let Some(noted) = self.noted.take() {
-            noted.done(combine_chunks(total_length(&self.parts), &sums));
+            noted.done(combine_chunks(length, &sums));
         }
         Code::Ok
     }
@@ -341,16 +403,14 @@ impl Host for PeerHost {
 
     fn admit_write(&self, session: Incarnation, grant: &Grant, abort: Arc<dyn Abort>) -> Admission {
         let guard: Box<dyn WriteGuard> = match self.granted(session, grant) {
-            Ok(Place::Exposed(memory, receives)) => Box::new(Receiving {
-                noted: None,
-                parts: vec![memory],
-                _listed: receives.enter(abort),
-            }),
-            Ok(Place::Room(admitted)) => Box::new(Receiving {
-                noted: Some(admitted.noted),
-                parts: admitted.parts,
-                _listed: admitted.receives.enter(abort),
-            }),
+            Ok(Place::Exposed(memory, receives)) => {
+                Receiving::new(None, vec![memory], receives.enter(abort))
+            }
+            Ok(Place::Room(admitted)) => Receiving::new(
+                Some(admitted.noted),
+                admitted.parts,
+                admitted.receives.enter(abort),
+            ),
             Ok(Place::Letter) if grant.extent.length.0 <= MAX_LETTER => Box::new(ReceivingLetter {
                 host: self
                     .me

@@ -13,8 +13,8 @@ use kvpool_types::{Checksum, Grant, Incarnation, Length, Offset};
 use parking_lot::Mutex;
 use std::io;
 
-/// The bytes that are summed and then sent by one call, while they are in the cache. Enough that
-/// the receiver stays busy while the next bytes are summed.
+/// The bytes that one call sends. They are summed before or after it, while they are in the cache. Enough that the
+/// receiver stays busy while bytes are summed.
 const PIECE: u64 = 512 << 10;
 
 /// The memory to send by one call.
@@ -85,18 +85,9 @@ fn send_blocks(
     let mut outgoing = Outgoing::of(head);
     for (grant, slices) in grants.iter().zip(from) {
         let mut sum = ChunkedSum::for_length(grant.extent.length);
-        for slice in slices {
-            let mut at = 0;
-            while at < slice.length().0 {
-                let length = (slice.length().0 - at).min(PIECE - outgoing.bytes);
-                let piece = slice
-                    .slice(Offset(at), Length(length))
-                    .expect("invariant: the piece ends where the slice does at the latest");
-                sum.update_private(&piece, Offset(0), Length(length));
-                outgoing.push(SendPiece::Memory(piece), length);
-                at += length;
-                outgoing.send_if_full(wire)?;
-            }
+        match grant.extent.length.0 > PIECE {
+            true => outgoing.send_large(wire, slices, &mut sum)?,
+            false => outgoing.send_small(wire, slices, &mut sum)?,
         }
         let sums = sum.finish();
         // Recorded before the block's last byte is sent, because the answer may arrive at once.
@@ -126,6 +117,69 @@ impl Outgoing {
         self.bytes += bytes;
     }
 
+    /// Adds a small block, summed before it is sent. The next block's bytes go with its checksums.
+    fn send_small(
+        &mut self,
+        wire: &TcpConnection,
+        slices: &[Slice],
+        sum: &mut ChunkedSum,
+    ) -> io::Result<()> {
+        for slice in slices {
+            let mut at = 0;
+            while at < slice.length().0 {
+                let length = (slice.length().0 - at).min(PIECE - self.bytes);
+                let piece = part(slice, at, length);
+                sum.update_private(&piece, Offset(0), Length(length));
+                self.push(SendPiece::Memory(piece), length);
+                at += length;
+                self.send_if_full(wire)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a large block. Each piece is summed when it was sent: the kernel has read it, so it is in the cache.
+    fn send_large(
+        &mut self,
+        wire: &TcpConnection,
+        slices: &[Slice],
+        sum: &mut ChunkedSum,
+    ) -> io::Result<()> {
+        let (mut piece, mut bytes) = (Vec::new(), 0);
+        for slice in slices {
+            let mut at = 0;
+            while at < slice.length().0 {
+                let length = (slice.length().0 - at).min(PIECE - bytes);
+                piece.push(part(slice, at, length));
+                at += length;
+                bytes += length;
+                if bytes == PIECE {
+                    self.send_and_sum(wire, &mut piece, sum)?;
+                    bytes = 0;
+                }
+            }
+        }
+        if bytes > 0 {
+            self.send_and_sum(wire, &mut piece, sum)?;
+        }
+        Ok(())
+    }
+
+    fn send_and_sum(
+        &mut self,
+        wire: &TcpConnection,
+        piece: &mut Vec<Slice>,
+        sum: &mut ChunkedSum,
+    ) -> io::Result<()> {
+        let memory = piece.iter().cloned().map(SendPiece::Memory);
+        self.pieces.extend(memory);
+        std::mem::take(self).send(wire)?;
+        for slice in piece.drain(..) {
+            sum.update_private(&slice, Offset(0), slice.length());
+        }
+        Ok(())
+    }
+
     fn send_if_full(&mut self, wire: &TcpConnection) -> io::Result<()> {
         if self.bytes >= PIECE {
             std::mem::take(self).send(wire)?;
@@ -146,4 +200,10 @@ impl Outgoing {
         }
         gather.send_all(wire.socket())
     }
+}
+
+fn part(slice: &Slice, at: u64, length: u64) -> Slice {
+    slice
+        .slice(Offset(at), Length(length))
+        .expect("invariant: the piece ends where the slice does at the latest")
 }

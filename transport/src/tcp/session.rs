@@ -25,6 +25,8 @@ use std::time::Instant;
 
 /// The most extents that one call receives into.
 const MAX_RUN: usize = 64;
+/// The bytes that one call receives for hosts that take them. The host reads them while they are in the cache.
+const PIECE: usize = 256 << 10;
 
 /// The state of one connection.
 pub(super) struct TcpSession<'a> {
@@ -34,6 +36,8 @@ pub(super) struct TcpSession<'a> {
     admitted: &'a Admitted,
     /// The queue pairs and announced writes of an RDMA link, if the connection opened one.
     rdma: RefCell<Option<rdma::RdmaSession>>,
+    /// Memory for [`PIECE`] bytes; empty before its first use.
+    piece: RefCell<Vec<u8>>,
 }
 
 /// An admitted write whose bytes have not arrived.
@@ -43,6 +47,41 @@ struct Receive {
     guard: Box<dyn WriteGuard>,
     /// The chunk checksums that follow the bytes, 8 bytes each.
     sums: Vec<u8>,
+}
+
+/// The next byte of a run of writes: that of a block, or of the checksums behind it.
+#[derive(Default)]
+struct RunCursor {
+    receive: usize,
+    at: usize,
+}
+
+impl RunCursor {
+    /// Gives the next bytes to the guards, and the checksums among them to the receives.
+    fn give(&mut self, run: &mut [Receive], mut bytes: &[u8]) {
+        while let Some(receive) = run.get_mut(self.receive)
+            && !bytes.is_empty()
+        {
+            let block = total_length(receive.guard.parts()).as_usize();
+            let (now, rest) = bytes.split_at(block.saturating_sub(self.at).min(bytes.len()));
+            if !now.is_empty() {
+                receive.guard.take(now);
+                self.at += now.len();
+            }
+            let from = self.at - block.min(self.at);
+            let left = receive.sums.get_mut(from..).filter(|_| self.at >= block);
+            let left = left.unwrap_or_default();
+            let (sums, rest) = rest.split_at(left.len().min(rest.len()));
+            for (place, byte) in left.iter_mut().zip(sums) {
+                *place = *byte;
+            }
+            self.at += sums.len();
+            if self.at == block + receive.sums.len() {
+                (self.receive, self.at) = (self.receive + 1, 0);
+            }
+            bytes = rest;
+        }
+    }
 }
 
 impl<'a> TcpSession<'a> {
@@ -58,6 +97,7 @@ impl<'a> TcpSession<'a> {
             options,
             admitted,
             rdma: RefCell::default(),
+            piece: RefCell::default(),
         }
     }
 
@@ -289,16 +329,22 @@ impl<'a> TcpSession<'a> {
     /// Receives the bytes of several admitted writes directly into their extents.
     fn receive(&self, run: &mut Vec<Receive>, codes: &mut [Code]) -> Result<(), End> {
         let mut run = std::mem::take(run);
-        let mut written = 0;
-        let mut scatter = Scatter::default();
-        for receive in &mut run {
-            for part in receive.guard.parts() {
-                written += part.length().0;
-                scatter.push_part(part, Offset(0), part.length());
+        let blocks = run
+            .iter()
+            .map(|receive| total_length(receive.guard.parts()).0);
+        let written = blocks.sum();
+        if run.iter().all(|receive| receive.guard.takes_bytes()) {
+            self.give(&mut run)?;
+        } else {
+            let mut scatter = Scatter::default();
+            for receive in &mut run {
+                for part in receive.guard.parts() {
+                    scatter.push_part(part, Offset(0), part.length());
+                }
+                scatter.push_bytes(&mut receive.sums);
             }
-            scatter.push_bytes(&mut receive.sums);
+            self.fill(scatter)?;
         }
-        self.fill(scatter)?;
         for receive in run {
             let sums = receive
                 .sums
@@ -312,6 +358,34 @@ impl<'a> TcpSession<'a> {
             }
         }
         self.host.count(Length(0), Length(written));
+        Ok(())
+    }
+
+    /// Receives the bytes of admitted writes piece by piece, and gives them to the guards.
+    fn give(&self, run: &mut [Receive]) -> Result<(), End> {
+        let sizes = run
+            .iter()
+            .map(|receive| total_length(receive.guard.parts()).as_usize() + receive.sums.len());
+        let mut left: usize = sizes.sum();
+        let mut payload = LargePayload::new(self.connection.socket(), left as u64);
+        let mut cursor = RunCursor::default();
+        let mut piece = self.piece.borrow_mut();
+        piece.resize(PIECE, 0);
+        while left > 0 {
+            if self.connection.is_aborted() {
+                return Err(End::Over);
+            }
+            let mut scatter = Scatter::default();
+            let (room, _) = piece.split_at_mut(left.min(PIECE));
+            scatter.push_bytes(room);
+            let received = scatter.receive(self.socket())?;
+            if received == 0 {
+                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+            }
+            payload.received(received as u64);
+            left -= received;
+            cursor.give(run, piece.split_at(received).0);
+        }
         Ok(())
     }
 
@@ -387,4 +461,63 @@ impl<'a> TcpSession<'a> {
 
 fn sums_bytes(grant: &Grant) -> usize {
     Length(grant.extent.length.chunks() * 8).as_usize()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{Region, Slice};
+    use std::sync::mpsc;
+
+    /// Sends each byte on.
+    struct Taker(Vec<Slice>, mpsc::Sender<u8>);
+
+    impl WriteGuard for Taker {
+        fn parts(&self) -> &[Slice] {
+            &self.0
+        }
+
+        fn take(&mut self, bytes: &[u8]) {
+            bytes.iter().for_each(|byte| self.1.send(*byte).unwrap());
+        }
+
+        fn finish(self: Box<Self>, _sums: Vec<Checksum>) -> Code {
+            Code::Ok
+        }
+    }
+
+    #[test]
+    fn pieces_of_any_size_give_each_write_its_bytes_and_its_checksums() {
+        let lengths: [(usize, usize); 3] = [(5, 8), (1, 16), (9, 8)];
+        let total: usize = lengths.iter().map(|(block, sums)| block + sums).sum();
+        let stream: Vec<u8> = (0..total).map(|at| u8::try_from(at).unwrap()).collect();
+        for size in 1..=total {
+            let mut run = Vec::new();
+            let mut taken = Vec::new();
+            for (item, (block, sums)) in lengths.into_iter().enumerate() {
+                let (sends, bytes) = mpsc::channel();
+                let half = Region::allocate(Length(1)).whole();
+                let rest = Region::allocate(Length(block as u64 - 1)).whole();
+                run.push(Receive {
+                    item,
+                    guard: Box::new(Taker(vec![half, rest], sends)),
+                    sums: vec![0xee; sums],
+                });
+                taken.push(bytes);
+            }
+            let mut cursor = RunCursor::default();
+            stream
+                .chunks(size)
+                .for_each(|piece| cursor.give(&mut run, piece));
+            let mut rest = &stream[..];
+            for (receive, taken) in run.iter().zip(taken) {
+                let block = total_length(receive.guard.parts()).as_usize();
+                let (bytes, after) = rest.split_at(block);
+                assert!(taken.try_iter().eq(bytes.iter().copied()), "{size}");
+                let (sums, after) = after.split_at(receive.sums.len());
+                assert_eq!(receive.sums, sums, "{size}");
+                rest = after;
+            }
+        }
+    }
 }

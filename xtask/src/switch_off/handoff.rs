@@ -85,6 +85,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "writes_that_overlap_leave_no_checksum",
     },
     Mechanism {
+        invariant: 1,
+        what: "the bytes of a hand-off are compared with their checksums as they arrive",
+        file: "transport/src/peer/host.rs",
+        on: "if found != sums {",
+        off: "if found != sums && sums.is_empty() {",
+        package: "kvpool-handoff",
+        test: "changed_bytes_of_a_page_are_sent_again_when_the_checksum_tells",
+    },
+    Mechanism {
         invariant: 9,
         what: "a letter that was taken before, or was overtaken, is refused",
         file: "transport/src/peer/letters.rs",

@@ -120,6 +120,41 @@ fn rows_of_a_view_are_one_run_of_bytes() {
     assert!(memory.whole().to_vec() == image, "a byte lies elsewhere");
 }
 
+/// A row ends neither where a received piece does nor at a line of the cache. Large writes bypass the caches.
+#[test]
+fn large_writes_fill_rows_of_any_length() {
+    let (here, there) = (endpoint(), endpoint());
+    for (length, stride, count) in [(100, 100, 4000), (3001, 4096, 700), (700_001, 700_003, 3)] {
+        let memory = Region::allocate(Length(stride * count));
+        memory
+            .whole()
+            .write_at(Offset(0), &vec![0xee; Length(stride * count).as_usize()]);
+        let rows = RoomRows {
+            memory: memory.whole(),
+            stride,
+            count,
+            length,
+        };
+        let pass = there
+            .open_room(vec![RoomView::new(vec![rows]).unwrap()])
+            .unwrap();
+        let source = filled(length * count, 7);
+        let sum = write(&here, &there, &pass, &[to(0, 0, &source)]);
+        let all = source.whole().to_vec();
+        assert_eq!(sum, Ok(checksum(&all)), "rows of {length}");
+        let closed = close(&there, &pass).unwrap();
+        let known = closed.sum(0, Offset(0), Length(length * count));
+        assert_eq!(known, Some(checksum(&all)), "rows of {length}");
+        let found = memory.whole().to_vec();
+        let rows = found.chunks(Length(stride).as_usize());
+        for (row, right) in rows.zip(all.chunks(Length(length).as_usize())) {
+            let (bytes, gap) = row.split_at(right.len());
+            assert!(bytes == right, "rows of {length}");
+            assert!(gap.iter().all(|byte| *byte == 0xee), "rows of {length}");
+        }
+    }
+}
+
 #[test]
 fn a_pass_opens_its_own_room_alone() {
     let (here, there) = (endpoint(), endpoint());
