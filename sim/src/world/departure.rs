@@ -119,7 +119,7 @@ impl World {
         match saved {
             Some(0) => {
                 self.saved.fetch_add(1, Ordering::Relaxed);
-                checks::nothing_left_on(self, node)?;
+                checks::nothing_left_on(self, &port)?;
             }
             left if must_save => {
                 return Err(format!(

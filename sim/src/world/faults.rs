@@ -345,7 +345,7 @@ impl World {
             Some(0) => {
                 self.saved.fetch_add(1, Ordering::Relaxed);
                 match losses == self.losses.load(Ordering::Acquire) {
-                    true => checks::nothing_left_on(&self, port.node.incarnation()),
+                    true => checks::nothing_left_on(&self, &port),
                     false => Ok(()),
                 }
             }
