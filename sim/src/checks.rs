@@ -14,7 +14,7 @@ use crate::life::Life;
 use crate::load::{Task, connect, name};
 use crate::net::NodePort;
 use crate::pins::Unpinned;
-use crate::plan::{Fault, Process, Tenant, tenant_name};
+use crate::plan::{Fault, Plan, Process, Tenant, tenant_name};
 use crate::promises::Gone;
 use crate::removed;
 use crate::rest;
@@ -692,14 +692,18 @@ fn rooms(world: &World) -> String {
     text
 }
 
+/// Whether eviction may take every block of a pool at rest: none is pinned, and none is in a guaranteed share.
+pub(crate) fn all_may_leave(plan: &Plan) -> bool {
+    let has_share = |tenant: &Tenant| tenant.settings.get(Setting::Guaranteed).is_some();
+    plan.pins.is_empty() && !plan.tenants.iter().any(has_share)
+}
+
 /// The largest block finds room, and comes back.
 async fn has_room(world: &World, client: &Client) -> Result<(), String> {
     // Blocks that stay, or that others may not evict, may leave no room in one piece for the largest.
-    let has_share = |tenant: &Tenant| tenant.settings.get(Setting::Guaranteed).is_some();
-    let stays = world.plan.tenants.iter().any(has_share) || !world.plan.pins.is_empty();
-    let length = match stays {
-        true => world.plan.longest_block.min(4096),
-        false => world.plan.longest_block,
+    let length = match all_may_leave(&world.plan) {
+        true => world.plan.longest_block,
+        false => world.plan.longest_block.min(4096),
     };
     match is_kept(world, client, 1_000_000, length).await? {
         true => Ok(()),
