@@ -371,12 +371,13 @@ pub(crate) fn only_on(pool: &Pool, node: Incarnation) -> Option<Key> {
     only.map(|block| block.key)
 }
 
-/// What a master says to a node that wants to leave: no block has its only replica there.
+/// What a master says to a node that wants to leave: no block has its only replica there. Masters had found `found`
+/// wrong replicas and copies before the node began to wait.
 ///
 /// If nobody leads now, the pool counts as it was when the leader said so. The next leader may know of a later put.
-pub(crate) fn nothing_left_on(world: &World, port: &NodePort) -> Result<(), String> {
-    // A replica with wrong bytes that nobody has read yet counts as one.
-    if world.plan.noise.flipped_writes > 0 {
+pub(crate) fn nothing_left_on(world: &World, port: &NodePort, found: u64) -> Result<(), String> {
+    // A wrong replica or copy counts as one until somebody finds it.
+    if world.found_wrong() != found {
         return Ok(());
     }
     let left = match leading(world).first() {

@@ -215,6 +215,8 @@ pub(crate) struct World {
     lost_last: Mutex<Option<Instant>>,
     /// Whether a master that is dead had evicted a block.
     pub(crate) has_evicted: AtomicBool,
+    /// How many wrong replicas and copies the masters found that are dead.
+    found_by_dead: AtomicU64,
     /// Nodes that left once all of their blocks were elsewhere.
     pub(crate) saved: AtomicU64,
     /// Whether a node left before all of its blocks were moved.
@@ -274,6 +276,7 @@ impl World {
             losses: AtomicU64::new(0),
             lost_last: Mutex::default(),
             has_evicted: AtomicBool::default(),
+            found_by_dead: AtomicU64::new(0),
             saved: AtomicU64::new(0),
             left_early: AtomicBool::new(false),
         })
