@@ -15,7 +15,6 @@ use crate::load::{Task, connect, name};
 use crate::net::NodePort;
 use crate::pins::Unpinned;
 use crate::plan::{Fault, Plan, Process, Tenant, tenant_name};
-use crate::promises::Gone;
 use crate::removed;
 use crate::rest;
 use crate::sight::Sight;
@@ -106,12 +105,12 @@ fn of_a_leader(world: &World, number: usize, pool: &Pool) -> Result<(), String> 
     }
     tenants::keep_their_rules(world, sight).map_err(|wrong| format!("at m{number}: {wrong}"))?;
     let promises = &world.net.promises;
-    if let Some(broken) = promises
-        .broken_by(sight)
-        .or_else(|| leased_stay(world, pool))
-    {
-        return Err(format!("at m{number} in epoch {}: {broken}", pool.epoch));
-    }
+    let kept = match promises.broken_by(sight) {
+        Some(broken) => Err(broken),
+        None => leased_stay(world, pool),
+    };
+    kept.map_err(|broken| format!("at m{number} in epoch {}: {broken}", pool.epoch))?;
+    world.doubts.lock().judge(&world.load.history.lock())?;
     leases_stay(world, sight)?;
     // A reader that finds a wrong byte reports it, and the replica goes.
     if world.plan.noise.flipped_writes == 0 {
@@ -177,13 +176,13 @@ fn parents_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
 }
 
 /// A block on which a lease runs leaves memory only when its key changes, or with its node.
-fn leased_stay(world: &World, pool: &Pool) -> Option<String> {
+fn leased_stay(world: &World, pool: &Pool) -> Result<(), String> {
     let gone = world.net.promises.gone_from(pool);
     let plan = &world.plan;
     // A reader that finds a wrong byte reports it, and the replica goes. A block may have moved to a node that was
     // lost.
     if plan.noise.flipped_writes > 0 || plan.drops_nodes() || world.has_just_lost() {
-        return None;
+        return Ok(());
     }
     // A namespace goes with its blocks. The clients of the checks use several namespaces.
     let is_deleted = |client: usize| {
@@ -192,21 +191,19 @@ fn leased_stay(world: &World, pool: &Pool) -> Option<String> {
         own.any(|tenant| plan.deletes(tenant))
     };
     let history = world.load.history.lock();
-    let is_wrong = |Gone {
-                        reader, key, since, ..
-                    }: &Gone| {
+    let mut doubts = world.doubts.lock();
+    for gone in gone {
         // Namespaces have equal keys.
-        let Process::Client(client) = *reader else {
-            return false;
+        let Process::Client(client) = gone.reader else {
+            continue;
         };
-        if is_deleted(client) {
-            return false;
-        }
         let mut keys = plan.keys_of(plan.tenant_of(client));
-        let number = keys.find(|number| name(*number) == *key);
-        number.is_some_and(|number| !history.may_have_changed(number, *since))
-    };
-    gone.into_iter().find(is_wrong).map(|gone| gone.what)
+        let number = keys.find(|number| name(*number) == gone.key);
+        if let Some(number) = number.filter(|_| !is_deleted(client)) {
+            doubts.left(&history, number, gone.since, gone.what)?;
+        }
+    }
+    Ok(())
 }
 
 /// A leader that knew a lease knows it until its end, unless the key changes, and counts its holder. A namespace takes
@@ -270,17 +267,17 @@ fn drained_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
 fn copies_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
     let lost = world.copies.lock().look(sight, world);
     let history = world.load.history.lock();
+    let mut doubts = world.doubts.lock();
     for Lost {
         key,
         version,
         since,
     } in lost
     {
-        if !history.may_have_changed(key, since) {
-            return Err(format!(
-                "the copy of key {key}, version {version}, has left its disk, and nothing took it"
-            ));
-        }
+        let what = format!(
+            "the copy of key {key}, version {version}, has left its disk, and nothing took it"
+        );
+        doubts.left(&history, key, since, what)?;
     }
     Ok(())
 }
@@ -289,6 +286,7 @@ fn copies_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
 fn pins_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
     let left = world.pins.lock().look(sight, world)?;
     let history = world.load.history.lock();
+    let mut doubts = world.doubts.lock();
     for Unpinned {
         key,
         version,
@@ -296,11 +294,9 @@ fn pins_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
     } in left
     {
         // A put replaces also a block that nobody can reach just then.
-        if !history.may_have_changed(key, since) {
-            return Err(format!(
-                "the hard-pinned block of key {key}, version {version}, has left the pool"
-            ));
-        }
+        let what =
+            format!("the hard-pinned block of key {key}, version {version}, has left the pool");
+        doubts.left(&history, key, since, what)?;
     }
     Ok(())
 }

@@ -184,6 +184,30 @@ impl History {
         })
     }
 
+    /// Whether a change of the key may have taken what was there at `since` and not at `until`. `None` while such a
+    /// change runs. An earlier attempt of a removal that failed may have taken it.
+    pub(crate) fn may_have_taken(&self, key: u64, since: Instant, until: Instant) -> Option<bool> {
+        let changes = self.keys.get(&key).into_iter();
+        let changes = changes.flat_map(|of_key| of_key.changes.values());
+        let mut runs = false;
+        for change in changes.filter(|change| change.begun <= until) {
+            let may = match change.outcome {
+                Outcome::Running => {
+                    runs = true;
+                    false
+                }
+                Outcome::Done(at) => at > since,
+                Outcome::Unknown => self.may_be_late(change, since),
+                Outcome::Present => change.took > ONE_ATTEMPT && self.may_be_late(change, since),
+                Outcome::Failed => change.length.is_none() && change.begun + change.took > since,
+            };
+            if may {
+                return Some(true);
+            }
+        }
+        (!runs).then_some(false)
+    }
+
     /// Whether a change without an answer may have taken effect after `since`.
     fn may_be_late(&self, change: &Change, since: Instant) -> bool {
         change.begun + self.latest > since

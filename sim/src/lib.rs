@@ -29,6 +29,7 @@ mod checks;
 mod clock;
 mod copies;
 mod dice;
+mod doubts;
 mod drains;
 mod entropy;
 mod history;

@@ -10,6 +10,7 @@ use crate::checks;
 use crate::clock::MachineClock;
 use crate::copies::Copies;
 use crate::dice::{Dice, Stream, generator};
+use crate::doubts::Doubts;
 use crate::drains::{Stays, Unheard};
 use crate::entropy;
 use crate::history::History;
@@ -205,6 +206,8 @@ pub(crate) struct World {
     pub(crate) unheard: Mutex<Unheard>,
     /// The copies that were seen on disks.
     pub(crate) copies: Mutex<Copies>,
+    /// What has left while puts of its key ran.
+    pub(crate) doubts: Mutex<Doubts>,
     /// The hard-pinned blocks that were seen.
     pub(crate) pins: Mutex<Pins>,
     /// What the next leader would have.
@@ -271,6 +274,7 @@ impl World {
             stays: Mutex::default(),
             unheard: Mutex::default(),
             copies: Mutex::default(),
+            doubts: Mutex::default(),
             pins: Mutex::default(),
             successors: Mutex::default(),
             losses: AtomicU64::new(0),
