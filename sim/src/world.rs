@@ -47,7 +47,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 /// How often the rules of the whole pool are checked.
 const CHECK: Duration = Duration::from_millis(40);
-/// A history takes a tenth of a second. One that takes so much longer waits for a lock that it has.
+/// A history takes less than a second. One that takes so much longer waits for a lock that it has.
 const MOST_REAL_TIME: Duration = Duration::from_secs(120);
 /// The longest time at rest, which is simulated.
 const RESTS: Duration = Duration::from_secs(600);
