@@ -1,5 +1,5 @@
-//! A put that failed has changed nothing. What leaves the pool while a put of its key runs may have been replaced by it.
-//! It is judged once every change that may have taken it has ended.
+//! A put that failed has changed nothing. What leaves the pool while a put of its key runs may have been replaced by
+//! that put. So it is judged once every change that may have taken it has ended.
 
 use crate::history::History;
 use tokio::time::Instant;
