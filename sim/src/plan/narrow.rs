@@ -62,7 +62,7 @@ impl Plan {
         self.noise.lost = self.noise.lost.max(30);
         // A message that is sent again over a cut breaks its session now and then.
         let node = Process::Node(0);
-        for _ in 0..dice.between(3, 6) {
+        for _ in 0..dice.between(5, 9) {
             let (at, ms) = (dice.between(800, self.length_ms), dice.between(150, 450));
             for master in (0..self.masters()).map(Process::Master) {
                 self.faults.push((at, Fault::Cut(node, master, ms)));
