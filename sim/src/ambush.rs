@@ -51,6 +51,7 @@ pub(crate) struct Ambushes {
     transfers: Mutex<BTreeMap<u64, u64>>,
     /// The versions of blocks that were to come back from media.
     returns: Mutex<BTreeSet<u64>>,
+    /// The versions of the blocks of pulls, by the tickets that the answers name.
     pulls: Mutex<BTreeMap<u64, u64>>,
 }
 

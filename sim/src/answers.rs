@@ -3,12 +3,14 @@
 
 use crate::life::Life;
 use kvpool_proto::{self as proto, master_message, node_message};
+use kvpool_types::Key;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The nodes that got an answer from a leader that had heard of their stop.
+/// The nodes that got an answer from a leader that had heard of their stop. An answer may say that no block leaves with
+/// the node. Then it stands here with a block that does, as its leader saw the pool.
 #[derive(Debug, Default)]
-pub(crate) struct Answers(Mutex<Vec<Life>>);
+pub(crate) struct Answers(Mutex<Vec<(Life, Option<Key>)>>);
 
 /// Whether the leader of one session has heard that the node stops.
 #[derive(Debug, Default)]
@@ -31,6 +33,11 @@ impl Stop {
     }
 }
 
+/// Whether the leader says that no block leaves with the node.
+pub(crate) fn says_none(message: &proto::MasterMessage) -> bool {
+    matches!(&message.body, Some(master_message::Body::Demoted(word)) if word.left == 0)
+}
+
 /// What is wrong with a message of a leader: each answer names a report of the node. A node takes an answer that names
 /// none for the answer to its stop.
 pub(crate) fn names_no_report(message: &proto::MasterMessage) -> Option<String> {
@@ -42,14 +49,21 @@ pub(crate) fn names_no_report(message: &proto::MasterMessage) -> Option<String> 
 }
 
 impl Answers {
-    /// An answer to its stop reaches a node.
-    pub(crate) fn reach(&self, node: &Life) {
-        self.0.lock().push(node.clone());
+    /// An answer to its stop reaches a node. `left` is a block that leaves with the node in spite of the answer.
+    pub(crate) fn reach(&self, node: &Life, left: Option<Key>) {
+        self.0.lock().push((node.clone(), left));
     }
 
     /// Whether an answer to its stop has reached the node.
     pub(crate) fn have_reached(&self, node: &Life) -> bool {
-        self.0.lock().iter().any(|life| life.is_same(node))
+        self.0.lock().iter().any(|(life, _)| life.is_same(node))
+    }
+
+    /// The block that leaves with the node in spite of the last answer.
+    pub(crate) fn left_with(&self, node: &Life) -> Option<Key> {
+        let answers = self.0.lock();
+        let last = answers.iter().rfind(|(life, _)| life.is_same(node));
+        last.and_then(|(_, left)| left.clone())
     }
 }
 
@@ -74,6 +88,20 @@ mod tests {
                 answers,
             })),
         }
+    }
+
+    #[test]
+    fn the_last_answer_to_a_node_counts() {
+        let (answers, node) = (Answers::default(), Life::default());
+        let key = Key::parse("key-2").unwrap();
+        answers.reach(&node, None);
+        answers.reach(&node, Some(key.clone()));
+        answers.reach(&Life::default(), None);
+        assert_eq!(answers.left_with(&node), Some(key));
+        answers.reach(&node, None);
+        assert_eq!(answers.left_with(&node), None);
+        assert!(answers.have_reached(&node) && !answers.have_reached(&Life::default()));
+        assert!(says_none(&word(1)) && !says_none(&proto::MasterMessage::default()));
     }
 
     #[test]

@@ -12,9 +12,9 @@ use crate::leaderless;
 use crate::leases::Broken;
 use crate::life::Life;
 use crate::load::{Task, connect, name};
+use crate::net::NodePort;
 use crate::pins::Unpinned;
-use crate::plan::{Fault, Process, Tenant, tenant_name};
-use crate::promises::Gone;
+use crate::plan::{Fault, Plan, Process, Tenant, tenant_name};
 use crate::removed;
 use crate::rest;
 use crate::sight::Sight;
@@ -25,7 +25,7 @@ use kvpool_client::{Client, PutOutcome};
 use kvpool_master::pool::audit::Holder;
 use kvpool_master::pool::{Pool, TaskState};
 use kvpool_master::replica::Replica;
-use kvpool_types::{Incarnation, Setting};
+use kvpool_types::{Incarnation, Key, Setting, Version};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -105,12 +105,12 @@ fn of_a_leader(world: &World, number: usize, pool: &Pool) -> Result<(), String> 
     }
     tenants::keep_their_rules(world, sight).map_err(|wrong| format!("at m{number}: {wrong}"))?;
     let promises = &world.net.promises;
-    if let Some(broken) = promises
-        .broken_by(sight)
-        .or_else(|| leased_stay(world, pool))
-    {
-        return Err(format!("at m{number} in epoch {}: {broken}", pool.epoch));
-    }
+    let kept = match promises.broken_by(sight) {
+        Some(broken) => Err(broken),
+        None => leased_stay(world, pool),
+    };
+    kept.map_err(|broken| format!("at m{number} in epoch {}: {broken}", pool.epoch))?;
+    world.doubts.lock().judge(&world.load.history.lock())?;
     leases_stay(world, sight)?;
     // A reader that finds a wrong byte reports it, and the replica goes.
     if world.plan.noise.flipped_writes == 0 {
@@ -176,13 +176,13 @@ fn parents_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
 }
 
 /// A block on which a lease runs leaves memory only when its key changes, or with its node.
-fn leased_stay(world: &World, pool: &Pool) -> Option<String> {
+fn leased_stay(world: &World, pool: &Pool) -> Result<(), String> {
     let gone = world.net.promises.gone_from(pool);
     let plan = &world.plan;
     // A reader that finds a wrong byte reports it, and the replica goes. A block may have moved to a node that was
     // lost.
     if plan.noise.flipped_writes > 0 || plan.drops_nodes() || world.has_just_lost() {
-        return None;
+        return Ok(());
     }
     // A namespace goes with its blocks. The clients of the checks use several namespaces.
     let is_deleted = |client: usize| {
@@ -191,21 +191,19 @@ fn leased_stay(world: &World, pool: &Pool) -> Option<String> {
         own.any(|tenant| plan.deletes(tenant))
     };
     let history = world.load.history.lock();
-    let is_wrong = |Gone {
-                        reader, key, since, ..
-                    }: &Gone| {
+    let mut doubts = world.doubts.lock();
+    for gone in gone {
         // Namespaces have equal keys.
-        let Process::Client(client) = *reader else {
-            return false;
+        let Process::Client(client) = gone.reader else {
+            continue;
         };
-        if is_deleted(client) {
-            return false;
-        }
         let mut keys = plan.keys_of(plan.tenant_of(client));
-        let number = keys.find(|number| name(*number) == *key);
-        number.is_some_and(|number| !history.may_have_changed(number, *since))
-    };
-    gone.into_iter().find(is_wrong).map(|gone| gone.what)
+        let number = keys.find(|number| name(*number) == gone.key);
+        if let Some(number) = number.filter(|_| !is_deleted(client)) {
+            doubts.left(&history, number, gone.since, gone.what)?;
+        }
+    }
+    Ok(())
 }
 
 /// A leader that knew a lease knows it until its end, unless the key changes, and counts its holder. A namespace takes
@@ -269,17 +267,17 @@ fn drained_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
 fn copies_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
     let lost = world.copies.lock().look(sight, world);
     let history = world.load.history.lock();
+    let mut doubts = world.doubts.lock();
     for Lost {
         key,
         version,
         since,
     } in lost
     {
-        if !history.may_have_changed(key, since) {
-            return Err(format!(
-                "the copy of key {key}, version {version}, has left its disk, and nothing took it"
-            ));
-        }
+        let what = format!(
+            "the copy of key {key}, version {version}, has left its disk, and nothing took it"
+        );
+        doubts.left(&history, key, since, what)?;
     }
     Ok(())
 }
@@ -288,6 +286,7 @@ fn copies_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
 fn pins_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
     let left = world.pins.lock().look(sight, world)?;
     let history = world.load.history.lock();
+    let mut doubts = world.doubts.lock();
     for Unpinned {
         key,
         version,
@@ -295,11 +294,9 @@ fn pins_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
     } in left
     {
         // A put replaces also a block that nobody can reach just then.
-        if !history.may_have_changed(key, since) {
-            return Err(format!(
-                "the hard-pinned block of key {key}, version {version}, has left the pool"
-            ));
-        }
+        let what =
+            format!("the hard-pinned block of key {key}, version {version}, has left the pool");
+        doubts.left(&history, key, since, what)?;
     }
     Ok(())
 }
@@ -334,7 +331,8 @@ pub(crate) fn is_on(pool: &Pool, replica: &Replica, node: Incarnation) -> bool {
 }
 
 /// A drained node does not leave most of its blocks behind where another one takes them all the while. A slow network
-/// may cost some blocks all of their tries. A node with a disk writes its blocks there, within a budget.
+/// may cost some blocks all of their tries. A node with a disk writes its blocks there, within a budget. While nobody
+/// leads, nobody moves blocks.
 pub(crate) fn most_have_moved(
     world: &World,
     drained: usize,
@@ -358,26 +356,36 @@ pub(crate) fn most_have_moved(
     }
 }
 
-/// What a master says to a node that wants to leave: no block has its only replica there.
-pub(crate) fn nothing_left_on(world: &World, node: Incarnation) -> Result<(), String> {
-    // A replica with wrong bytes that nobody has read yet counts as one.
-    if world.plan.noise.flipped_writes > 0 {
+/// The key of a block that has its only place in the memory of this node.
+pub(crate) fn only_on(pool: &Pool, node: Incarnation) -> Option<Key> {
+    let copies = pool.stored_copies().into_iter();
+    let copies: BTreeSet<Version> = copies.map(|copy| copy.version).collect();
+    let is_there = |replica: &Replica| is_on(pool, replica, node);
+    let mut blocks = pool.stored_blocks().into_iter();
+    let only = blocks
+        .find(|block| block.replicas.iter().all(is_there) && !copies.contains(&block.version));
+    only.map(|block| block.key)
+}
+
+/// What a master says to a node that wants to leave: no block has its only replica there. Masters had found `found`
+/// wrong replicas and copies before the node began to wait.
+///
+/// If nobody leads now, the pool counts as it was when the leader said so. The next leader may know of a later put.
+pub(crate) fn nothing_left_on(world: &World, port: &NodePort, found: u64) -> Result<(), String> {
+    // A wrong replica or copy counts as one until somebody finds it.
+    if world.found_wrong() != found {
         return Ok(());
     }
-    for (number, pool) in leading(world) {
-        let is_there = |replica: &Replica| is_on(&pool, replica, node);
-        let copies = pool.stored_copies().into_iter();
-        let copies: Vec<_> = copies.map(|copy| copy.version).collect();
-        for block in pool.stored_blocks() {
-            if block.replicas.iter().all(is_there) && !copies.contains(&block.version) {
-                return Err(format!(
-                    "m{number} has said that a node may leave which has the only replica of {}",
-                    block.key
-                ));
-            }
-        }
+    let left = match leading(world).first() {
+        Some((_, pool)) => only_on(pool, port.node.incarnation()),
+        None => world.net.answers.left_with(&port.life),
+    };
+    match left {
+        Some(key) => Err(format!(
+            "a leader has said that a node may leave which has the only replica of {key}"
+        )),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Why the pool is not at rest yet.
@@ -681,14 +689,18 @@ fn rooms(world: &World) -> String {
     text
 }
 
+/// Whether eviction may take every block of a pool at rest: none is pinned, and none is in a guaranteed share.
+pub(crate) fn all_may_leave(plan: &Plan) -> bool {
+    let has_share = |tenant: &Tenant| tenant.settings.get(Setting::Guaranteed).is_some();
+    plan.pins.is_empty() && !plan.tenants.iter().any(has_share)
+}
+
 /// The largest block finds room, and comes back.
 async fn has_room(world: &World, client: &Client) -> Result<(), String> {
     // Blocks that stay, or that others may not evict, may leave no room in one piece for the largest.
-    let has_share = |tenant: &Tenant| tenant.settings.get(Setting::Guaranteed).is_some();
-    let stays = world.plan.tenants.iter().any(has_share) || !world.plan.pins.is_empty();
-    let length = match stays {
-        true => world.plan.longest_block.min(4096),
-        false => world.plan.longest_block,
+    let length = match all_may_leave(&world.plan) {
+        true => world.plan.longest_block,
+        false => world.plan.longest_block.min(4096),
     };
     match is_kept(world, client, 1_000_000, length).await? {
         true => Ok(()),

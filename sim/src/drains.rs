@@ -84,6 +84,12 @@ impl Plan {
             // Each node has a replica of most blocks, and no third one takes any.
             self.nodes = 2;
             self.two_replicas = true;
+            if !self.keeps_a_namespace() && !self.has_disks() && dice.chance(500) {
+                // A replica on the other node is found wrong once a node is called drained.
+                self.noise.flipped = self.noise.flipped.max(1);
+                self.noise.flipped_writes = dice.between(20, 80);
+                self.raise_calls(&[(Call::Put, 8), (Call::Get, 12)]);
+            }
         }
         let mut at = dice.between(500, 3_000);
         for _ in 0..dice.between(1, 2) {
@@ -128,7 +134,7 @@ impl Plan {
     }
 
     /// The only node is taken out of service, and copies its blocks to its disk. Blocks that lie there alone are read
-    /// meanwhile. In the end the disk is gone.
+    /// meanwhile. In the end the disk is gone, or fails.
     fn draw_lone_drain(&mut self, dice: &Dice) {
         self.keep_faults(|fault| !fault.harms_disk());
         self.noise.flipped_writes = 0;
@@ -141,13 +147,30 @@ impl Plan {
             // Blocks that are on the disk alone are read, so that the node notices what happened.
             self.longest_pause = self.longest_pause.min(30_000);
             self.raise_calls(&[(Call::Get, 8), (Call::Hold, 4)]);
-            // A move without a target is given up after five seconds. The disk takes the blocks then.
-            let gone = at + dice.between(5_300, 7_500);
-            self.faults
-                .push((gone, Fault::Disk(0, DiskFault::IsGone, 0)));
+            let gone = Fault::Disk(0, DiskFault::IsGone, 0);
+            match dice.below(3) {
+                // A move without a target is given up after five seconds. The disk takes the blocks then.
+                0 => self.faults.push((at + dice.between(5_300, 7_500), gone)),
+                1 => self.happens_once_drained(dice, gone),
+                _ => {
+                    // Readers find wrong bytes, so blocks are read from the disk that are in memory.
+                    self.noise.flipped = dice.between(50, 200);
+                    // A copy that cannot be read is dropped. It may be the only place of a pinned block.
+                    self.pins.clear();
+                    self.happens_once_drained(dice, Fault::Disk(0, DiskFault::Fails, 1_200));
+                }
+            }
         }
         self.faults.push((at, Fault::OutOfService(0, true, down)));
         self.length_ms = self.length_ms.max(at + 9_000);
+    }
+
+    /// Something happens a moment after a node was told that its blocks are elsewhere. It goes on for a while then.
+    fn happens_once_drained(&mut self, dice: &Dice, fault: Fault) {
+        let at = Moment::Says(Said::Demoted);
+        let after = dice.between(1_000, 400_000);
+        // The first word may be that some blocks have no other place.
+        self.lies_in_wait(at, (600, 3), after, Trick::Fault(fault));
     }
 }
 
@@ -307,12 +330,14 @@ pub(crate) fn is_called_drained(world: &World, node: Incarnation) -> bool {
     })
 }
 
-/// Whether copies have stayed on disks until a doubt was raised about drained nodes: zones are not emptied, and no copy
-/// is found wrong. A disk that is gone is such a doubt for its own node.
+/// Whether copies have stayed on disks until a doubt was raised about drained nodes: zones are not emptied. In a pool
+/// of one node a disk that is gone is such a doubt, and so is a copy that is found wrong.
 fn copies_stay(world: &World) -> bool {
     let plan = &world.plan;
     let lasts = |fault: &Fault| match fault {
-        Fault::Disk(_, DiskFault::IsGone, _) => plan.nodes == 1,
+        Fault::Disk(_, DiskFault::IsGone | DiskFault::Fails | DiskFault::IsFull, _) => {
+            plan.nodes == 1
+        }
         other => !other.harms_disk(),
     };
     let are_right = || (0..plan.nodes).all(|node| is_right_so_far(world, node));
@@ -372,8 +397,8 @@ fn uses_medium(pool: &Pool, node: &StoreNode) -> bool {
 
 /// A node that is called drained can stop: no block would be lost with it, and it was told so.
 ///
-/// A node that becomes silent or leaves, and a medium that is gone, end the label at once. A drained node gets no
-/// block: its puts and pulls were counted, and a load leaves the copy where it is.
+/// A node that becomes silent or leaves, a medium that is gone, and a replica or copy that is found wrong end the label
+/// at once. A drained node gets no block: its puts and pulls were counted, and a load leaves the copy where it is.
 pub(crate) fn labels_are_true(world: &World, sight: &Sight<'_>) -> Result<(), String> {
     let (plan, pool) = (&world.plan, sight.pool);
     let waits_for_moves = plan.departs != Some(Departs::WithoutMoves);
@@ -390,8 +415,7 @@ pub(crate) fn labels_are_true(world: &World, sight: &Sight<'_>) -> Result<(), St
                 node.name
             ));
         }
-        // A replica with a wrong byte leaves when a reader finds it.
-        if plan.noise.flipped_writes > 0 || !copies_stay(world) {
+        if !copies_stay(world) {
             continue;
         }
         let own = node.segments();

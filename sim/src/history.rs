@@ -147,15 +147,9 @@ impl History {
 
     /// Whether somebody removed or replaced blocks of the key after `since`, or may have.
     pub(crate) fn may_have_left(&self, key: u64, since: Instant) -> bool {
-        let changes = self.keys.get(&key).into_iter();
-        let mut changes = changes.flat_map(|of_key| of_key.changes.values());
-        changes.any(|change| match change.outcome {
-            Outcome::Running => true,
-            Outcome::Done(at) => change.replaces && at > since,
-            Outcome::Unknown => self.may_be_late(change, since),
-            // An earlier attempt was granted while nobody could reach the block, and replaced it.
-            Outcome::Present => change.took > ONE_ATTEMPT && self.may_be_late(change, since),
-            Outcome::Failed => false,
+        self.changes_of(key).any(|(_, change)| {
+            let takes_none = matches!(change.outcome, Outcome::Done(_)) && !change.replaces;
+            !takes_none && self.may_have_acted(change, since)
         })
     }
 
@@ -171,17 +165,48 @@ impl History {
         since: Instant,
         known: Option<PutNumber>,
     ) -> bool {
-        let changes = self.keys.get(&key).into_iter();
-        let changes = changes.flat_map(|of_key| &of_key.changes);
-        let mut others = changes.filter(|(number, _)| known != Some(**number));
-        others.any(|(_, change)| match change.outcome {
+        let mut others = self
+            .changes_of(key)
+            .filter(|(number, _)| known != Some(*number));
+        others.any(|(_, change)| self.may_have_acted(change, since))
+    }
+
+    /// Whether a change of the key may have taken what was there at `since` and not at `until`. `None` while such a
+    /// change runs. An earlier attempt of a removal that failed may have taken it.
+    pub(crate) fn may_have_taken(&self, key: u64, since: Instant, until: Instant) -> Option<bool> {
+        let changes = self.changes_of(key).map(|(_, change)| change);
+        let early: Vec<&Change> = changes.filter(|change| change.begun <= until).collect();
+        let runs = |change: &&Change| change.outcome == Outcome::Running;
+        let may_have_removed = |change: &Change| {
+            let has_failed = change.outcome == Outcome::Failed && change.length.is_none();
+            has_failed && change.begun + change.took > since
+        };
+        let has_taken = |change: &&Change| {
+            !runs(change) && (self.may_have_acted(change, since) || may_have_removed(change))
+        };
+        if early.iter().any(has_taken) {
+            return Some(true);
+        }
+        (!early.iter().any(runs)).then_some(false)
+    }
+
+    /// All changes of a key.
+    fn changes_of(&self, key: u64) -> impl Iterator<Item = (PutNumber, &Change)> {
+        let of_key = self.keys.get(&key).into_iter();
+        let changes = of_key.flat_map(|of_key| &of_key.changes);
+        changes.map(|(number, change)| (*number, change))
+    }
+
+    /// Whether a change took effect after `since`, or may have. One that runs may.
+    fn may_have_acted(&self, change: &Change, since: Instant) -> bool {
+        match change.outcome {
             Outcome::Running => true,
             Outcome::Done(at) => at > since,
             Outcome::Unknown => self.may_be_late(change, since),
             // An earlier attempt may have had no answer, and its commit is done all the same.
             Outcome::Present => change.took > ONE_ATTEMPT && self.may_be_late(change, since),
             Outcome::Failed => false,
-        })
+        }
     }
 
     /// Whether a change without an answer may have taken effect after `since`.

@@ -5,7 +5,7 @@ use crate::checks::leading;
 use crate::dice::{Dice, Stream};
 use crate::load::name;
 use crate::net::{NodePort, Shown};
-use crate::plan::{Fault, Process, tenant_name};
+use crate::plan::{Process, tenant_name};
 use crate::world::World;
 use kvpool_master::pool::Pool;
 use kvpool_proto as proto;
@@ -27,6 +27,8 @@ const INTRUDER: usize = 97;
 pub(crate) const NO_EPOCH: Epoch = Epoch(1_000_000);
 /// How late a node may know what a master's clock shows, in milliseconds.
 const LATE: u64 = 500;
+/// So long after a jump of a master's clock a node knows what the clock shows. A heartbeat is answered within seconds.
+const KNOWN: Duration = Duration::from_secs(30);
 /// How long a master may take to answer a registration.
 const ANSWER: Duration = Duration::from_millis(500);
 
@@ -177,10 +179,7 @@ impl World {
 
     /// Whether a location of the present term has ended. The node knows the master's clock by its heartbeats.
     fn is_over(&self, pool: &Pool, shown: &Shown) -> bool {
-        let is_steady = !self
-            .plan
-            .all_faults()
-            .any(|fault| matches!(fault, Fault::ClockJumps(..)));
+        let is_steady = !self.net.promises.has_jumped_within(KNOWN);
         is_steady && shown.epoch == pool.epoch && shown.right.deadline_ms + LATE < pool.clock_ms()
     }
 

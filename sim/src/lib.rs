@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   seed ─► Plan ─► World ──┬─ masters   Pool, journal, standby, services    (production)
-//!             ▲             ├─ nodes     fence, memory, session              (production)
+//!             ▲             ├─ nodes     fence, memory, session, media       (production)
 //!             │ shrink      ├─ clients   put, get, leases, masters           (production)
 //!             │             ├─ Net       calls, sessions, links              (simulated)
 //!           Report ◄────────┤─ Disk      the metadata store: log, election   (simulated)
@@ -29,6 +29,7 @@ mod checks;
 mod clock;
 mod copies;
 mod dice;
+mod doubts;
 mod drains;
 mod entropy;
 mod history;

@@ -25,6 +25,8 @@ use tokio::sync::oneshot;
 const AT_ONCE: u64 = 16 << 10;
 /// How long a writer stalls that does not go on by itself: longer than any history lasts after its faults.
 const STALL: Duration = Duration::from_secs(300);
+/// How much later than its connection a read of a signed location ends at most, in microseconds.
+const ENDS_LATE: u64 = 200_000;
 /// How often a stalled writer's connection is looked at.
 const LOOK: Duration = Duration::from_millis(50);
 /// Larger ones come in pieces of this size.
@@ -267,7 +269,7 @@ impl SimLink {
             .host()
             .admit_read(epoch, self.incarnation, &item, &abort)
             .map_err(refused)?;
-        let _reading = item.right.map(|right| {
+        let reading = item.right.map(|right| {
             self.net.located(self.incarnation, epoch, op.extent, right);
             Reading::new(&self, op.extent)
         });
@@ -278,6 +280,11 @@ impl SimLink {
                 self.pause_of_peer().await;
             }
             if self.is_broken() {
+                if reading.is_some() {
+                    // The node may go on to send for a while. Nobody may write there meanwhile.
+                    let late = self.net.dice.micros(0, ENDS_LATE);
+                    tokio::time::sleep(late).await;
+                }
                 return Err(error(Code::Unreachable, "the connection broke"));
             }
             slice.read_at(Offset(at), piece);

@@ -42,6 +42,8 @@ const ASKING: Duration = Duration::from_secs(1);
 const HELD: u64 = 1_500_000;
 /// In so many of 1000 cases a holder of leases asks whether blocks are there, and not where.
 const PRESENCE: u64 = 350;
+/// In so many of 1000 cases a call by hand goes to the master that leads. Others refuse it.
+const TO_LEADER: u64 = 850;
 /// How many calls of ambushes a client makes at once.
 const CALLS_AT_ONCE: usize = 4;
 /// How much later than its deadline a call may return.
@@ -379,11 +381,16 @@ impl Task {
         format!("remove {number} of key {key}: {said}")
     }
 
+    /// The master that leads, if one does, and its pool.
+    fn leading(&self) -> Option<(usize, Arc<Pool>)> {
+        let masters = self.load.net.masters().into_iter();
+        let mut pools = masters.filter_map(|(number, seat)| Some((number, seat.pool().ok()?)));
+        pools.find(|(_, pool)| pool.leads())
+    }
+
     /// The pool that leads, if one does.
     fn leader(&self) -> Option<Arc<Pool>> {
-        let masters = self.load.net.masters().into_iter();
-        let mut pools = masters.filter_map(|(_, seat)| seat.pool().ok());
-        pools.find(|pool| pool.leads())
+        self.leading().map(|(_, pool)| pool)
     }
 
     /// The epoch of the leader.
@@ -597,10 +604,12 @@ impl Task {
         self.keys.clone().filter(is_cold).collect()
     }
 
-    /// A call of some master by hand.
+    /// A call of a master by hand.
     async fn ask(&self, method: &'static str, request: &impl Message) -> Option<Bytes> {
         let net = Arc::clone(&self.load.net);
-        let master = master_address(self.dice.index(self.plan.masters()));
+        let some = self.dice.index(self.plan.masters());
+        let leader = self.leading().filter(|_| self.dice.chance(TO_LEADER));
+        let master = master_address(leader.map_or(some, |(number, _)| number));
         let request = request.encode_to_vec().into();
         let call = net.call(self.who, Life::default(), master, method, request);
         timeout(ASKING, call).await.ok()?.ok()

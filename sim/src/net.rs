@@ -2,6 +2,7 @@
 
 use crate::ambush::Ambushes;
 use crate::answers::{self, Answers, Stop};
+use crate::checks;
 use crate::dice::{Dice, Stream};
 use crate::life::Life;
 use crate::media::{DiskRead, Media};
@@ -19,7 +20,7 @@ use kvpool_master::pool::Pool;
 use kvpool_master::service::{NodeInbox, NodesService, PoolService};
 use kvpool_proto as proto;
 use kvpool_store_node::simulation::{Inbox, Node, Outgoing};
-use kvpool_types::{ClusterId, Code, Epoch, Extent, Grant, Incarnation, ReadRight};
+use kvpool_types::{ClusterId, Code, Epoch, Extent, Grant, Incarnation, Key, ReadRight};
 use parking_lot::Mutex;
 use prost::Message;
 use proto::node_message::Body;
@@ -595,6 +596,13 @@ impl Net {
         read.judge(&*self.pool_of(master)?)
     }
 
+    /// A block that has its only place in the memory of a node, as the node's leader sees it now.
+    fn left_behind(&self, master: usize, node: usize, life: &Life) -> Option<Key> {
+        let port = self.node(node).filter(|port| port.life.is_same(life))?;
+        let pool = self.pool_of(master).filter(|pool| pool.leads())?;
+        checks::only_on(&pool, port.node.incarnation())
+    }
+
     /// The pool of a master that leads.
     fn pool_of(&self, master: usize) -> Option<Arc<Pool>> {
         let port = self.masters.lock().get(&master).cloned()?;
@@ -615,12 +623,16 @@ impl Net {
                 let answers_stop = message
                     .as_ref()
                     .is_ok_and(|message| session.stop.is_answered_by(message));
+                let mut left = None;
                 if let Ok(message) = &message {
                     let wrong = answers::names_no_report(message);
                     self.violations.lock().extend(wrong);
                     if let (Process::Master(master), Process::Node(node)) = (from, to) {
                         let pool = || self.pool_of(master);
                         self.media.orders(session.number, node, message, pool);
+                        if answers_stop && answers::says_none(message) {
+                            left = self.left_behind(master, node, &node_life);
+                        }
                     }
                     sleep(self.ambushes.orders(message)).await;
                 }
@@ -628,7 +640,7 @@ impl Net {
                     return;
                 }
                 if answers_stop {
-                    self.answers.reach(&node_life);
+                    self.answers.reach(&node_life, left);
                 }
                 if inbox.send(message).await.is_err() {
                     return;

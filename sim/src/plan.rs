@@ -64,8 +64,8 @@ pub enum Fault {
     /// The node is drained, as at SIGTERM: its blocks move to others for at most four seconds, or 20 where nothing
     /// else takes blocks. Then it leaves, and starts again after so many milliseconds.
     Drain(usize, u64),
-    /// An operator takes the node out of service, with force or without. The node stops a while after
-    /// it is drained, or after seven seconds, and starts again after so many milliseconds.
+    /// An operator takes the node out of service, with force or without. The node stops a while after it is drained, or
+    /// after seven seconds; a third of the nodes stop at once. It starts again after so many milliseconds.
     OutOfService(usize, bool, u64),
     /// The master steps down as at SIGTERM, ends, and starts again after so many milliseconds.
     Retire(usize, u64),

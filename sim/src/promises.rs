@@ -601,34 +601,39 @@ mod tests {
         promises.released(READER, &encoded(&request));
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_promise_lasts_until_the_last_lease_with_its_token_is_released() {
+    /// The promises of a reader that has two leases with token 9 on one block.
+    async fn leased_twice() -> (Promises, Key) {
         let (promises, key) = (Promises::default(), Key::parse("key-2").unwrap());
-        let is_kept = || promises.broken_by_write(NODE, SEGMENT, &(50..60)).is_some();
         for _ in 0..2 {
             looks_up(&promises, &key, 9);
             advance(Duration::from_millis(2)).await;
         }
+        (promises, key)
+    }
+
+    /// Whether the block's bytes are still promised to the reader.
+    fn is_kept(promises: &Promises) -> bool {
+        promises.broken_by_write(NODE, SEGMENT, &(50..60)).is_some()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_promise_lasts_until_the_last_lease_with_its_token_is_released() {
+        let (promises, key) = leased_twice().await;
         releases(&promises, &key, 9, 4);
         releases(&promises, &key, 9, 5);
-        assert!(is_kept());
+        assert!(is_kept(&promises));
         releases(&promises, &key, 9, 0);
-        assert!(!is_kept());
+        assert!(!is_kept(&promises));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_renewal_is_of_one_promise_where_two_have_one_token() {
-        let (promises, key) = (Promises::default(), Key::parse("key-2").unwrap());
-        let is_kept = || promises.broken_by_write(NODE, SEGMENT, &(50..60)).is_some();
-        for _ in 0..2 {
-            looks_up(&promises, &key, 9);
-            advance(Duration::from_millis(2)).await;
-        }
+        let (promises, key) = leased_twice().await;
         renews(&promises, &key, 9, 10);
         releases(&promises, &key, 9, 5);
-        assert!(is_kept());
+        assert!(is_kept(&promises));
         releases(&promises, &key, 10, 5);
-        assert!(!is_kept());
+        assert!(!is_kept(&promises));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What holds for the eviction of namespaces in a pool at rest.
 
-use crate::checks::leading;
+use crate::checks::{all_may_leave, leading};
 use crate::dice::{Dice, Stream};
 use crate::history::bytes_of;
 use crate::life::Life;
@@ -27,6 +27,8 @@ const BLOCKS: usize = 6;
 const BATCH: usize = 8;
 /// The bytes of a pool that is filled. More would take long.
 const SMALL: u64 = 3 << 20;
+/// In so many bytes the blocks of both namespaces and of a put find room, also where free room is in pieces.
+const ROOMY: u64 = 2 * (2 * BLOCKS + BATCH) as u64 * LENGTH as u64;
 
 impl Plan {
     /// From a stream of its own: the administrator comes late, when there are blocks already.
@@ -131,6 +133,12 @@ async fn put(client: &Client, keys: std::ops::Range<u64>, length: usize) -> usiz
     outcomes.filter(Result::is_ok).count()
 }
 
+/// Whether each segment takes at least so many bytes.
+fn is_roomy(pool: &Pool) -> bool {
+    let segments = pool.placement.segments();
+    segments.iter().all(|one| one.limit() >= ROOMY)
+}
+
 /// Memory is filled. The blocks of a namespace within its soft quota stay while another is above its own.
 pub(crate) async fn soft_quotas_count(world: &World) -> Result<(), String> {
     let plan = &world.plan;
@@ -144,13 +152,21 @@ pub(crate) async fn soft_quotas_count(world: &World) -> Result<(), String> {
         return Ok(());
     }
     let life = Life::default();
+    // Otherwise a put may rightly find no room.
+    let has_room = all_may_leave(plan) && is_roomy(&*leader(world)?);
     let soft = 2 * LENGTH as u64;
     let mut clients = Vec::new();
     for (name, quota) in [("within", 1 << 30), ("above", soft)] {
         let settings = NamespaceSettings::default().with(Setting::MemorySoft, quota);
         world.set_up(name, &settings).await?;
         let client = connect(&world.net, 99, &life, plan.masters(), name).await;
-        if put(&client, 1..1 + BLOCKS as u64, LENGTH).await < BLOCKS {
+        let stored = put(&client, 1..1 + BLOCKS as u64, LENGTH).await;
+        if stored < BLOCKS && has_room {
+            return Err(format!(
+                "{stored} of {BLOCKS} blocks of {name} find room in a pool at rest whose blocks may all leave"
+            ));
+        }
+        if stored < BLOCKS {
             return Ok(());
         }
         clients.push(client);
@@ -165,7 +181,16 @@ pub(crate) async fn soft_quotas_count(world: &World) -> Result<(), String> {
     for first in (1..plan.segment_bytes / LENGTH as u64).step_by(BATCH) {
         // Names of keys repeat after a thousand of them.
         let stored = put(&filler, first..first + BATCH as u64, LENGTH).await;
-        if stored == 0 || held("above") <= soft {
+        if held("above") <= soft {
+            return Ok(());
+        }
+        if stored == 0 && has_room {
+            return Err(format!(
+                "a put finds no room in a pool at rest, where a namespace has {} above its soft quota of {soft}",
+                held("above")
+            ));
+        }
+        if stored == 0 {
             return Ok(());
         }
         // Room in one piece may cost a neighbour whatever its quota.

@@ -24,6 +24,8 @@ use tokio::time::{Instant, sleep_until};
 const SECTOR: usize = 512;
 /// Of so many requests in 1000 a disk that fails does not do what it should.
 const FAILING: u64 = 300;
+/// So many transfers in a row must fail until a node takes its medium for gone.
+const FAILURES: u32 = 8;
 
 /// Granules by number; one that is absent is zero.
 type Granules = BTreeMap<u64, Vec<u8>>;
@@ -62,8 +64,10 @@ struct State {
     bad_sector: Option<(u64, Instant)>,
     /// The device is gone until the node starts again.
     is_gone: bool,
-    /// Whether this life of the node saw an error of the device.
+    /// Whether this life of the node saw an error after which it may not use the medium any more.
     has_failed: bool,
+    /// How many requests for data have failed in this life of the node.
+    failures: u32,
     /// Whether a superblock was not read since both were whole: a node takes its place for a bad sector, and goes on
     /// with the other one.
     lost_a_superblock: bool,
@@ -166,6 +170,7 @@ impl Ssd {
         let mut state = self.state.lock();
         state.is_gone = false;
         state.has_failed = false;
+        state.failures = 0;
         state.image = state.granules.clone();
         drop(state);
         Arc::new(Handle(Arc::new(Opened {
@@ -214,12 +219,14 @@ impl Ssd {
         state.lost_a_superblock = false;
     }
 
-    /// The disk is a new one.
+    /// The disk is a new one. No other node has a copy of it.
     pub(crate) fn become_blank(&self) {
         self.harm();
+        self.has_twin.store(false, Ordering::Relaxed);
         self.net.media.note_new_disk(self.node);
         let mut state = self.state.lock();
         state.granules.clear();
+        state.image.clear();
         state.durable.clear();
         state.lost_a_superblock = false;
     }
@@ -227,6 +234,8 @@ impl Ssd {
     /// The disk holds what `source` held when its node began to use it.
     pub(crate) fn become_copy_of(&self, source: &Self) {
         let image = source.state.lock().image.clone();
+        // It may have become blank since the order for this copy.
+        self.has_twin.store(true, Ordering::Relaxed);
         let mut state = self.state.lock();
         state.granules = image;
         state.durable.clear();
@@ -259,10 +268,9 @@ impl Ssd {
         (state.loses_until, state.bad_sector) = (None, None);
     }
 
-    /// Whether the medium is to be in use: the present life of the node saw no error of the device, and no other node
-    /// has a copy.
+    /// Whether the medium is to be in use: the node has no reason to give it up, and no other node has a copy.
     pub(crate) fn is_sound(&self) -> bool {
-        !self.state.lock().has_failed && !self.has_twin.load(Ordering::Relaxed)
+        !self.state.lock().may_be_given_up() && !self.has_twin.load(Ordering::Relaxed)
     }
 
     /// Whether both superblocks may be damaged, by a bad sector and one more fault.
@@ -332,6 +340,7 @@ impl Ssd {
             Op::Read(mut buffer) => {
                 let range = offset..offset + buffer.len() as u64;
                 let outcome = state.outcome(&self.net, false, range.end, self.size);
+                state.note_error(offset >= DATA_START, &outcome);
                 if matches!(outcome, Err(IoError::Medium(_))) {
                     self.net.media.cannot_read(self.node, &range);
                 }
@@ -347,6 +356,7 @@ impl Ssd {
             Op::Write(buffer) => {
                 let outcome =
                     state.outcome(&self.net, true, offset + buffer.len() as u64, self.size);
+                state.note_error(offset >= DATA_START, &outcome);
                 let count = match outcome {
                     Ok(()) => usize::MAX,
                     Err(IoError::Medium(_)) => self.net.dice.index(buffer.len() / GRANULE),
@@ -357,6 +367,7 @@ impl Ssd {
             }
             Op::Flush => {
                 let outcome = state.outcome(&self.net, true, 0, self.size);
+                state.note_error(false, &outcome);
                 match outcome {
                     Ok(()) => state.durable.clear(),
                     // The kernel forgets what it could not write.
@@ -380,10 +391,10 @@ fn numbers(offset: u64) -> impl Iterator<Item = u64> {
 
 impl State {
     /// What the device says to a request that ends at byte `end`. A flush ends at byte 0.
-    fn outcome(&mut self, net: &Net, writes: bool, end: u64, size: u64) -> Result<(), IoError> {
+    fn outcome(&self, net: &Net, writes: bool, end: u64, size: u64) -> Result<(), IoError> {
         let now = Instant::now();
         let lasts = |until: Option<Instant>| until.is_some_and(|until| now < until);
-        let outcome = if end > size {
+        if end > size {
             Err(IoError::OutOfRange)
         } else if self.is_gone {
             Err(IoError::Gone(io::ErrorKind::NotFound.into()))
@@ -395,9 +406,23 @@ impl State {
             Err(IoError::Medium(io::Error::other("EIO")))
         } else {
             Ok(())
-        };
-        self.has_failed |= outcome.is_err();
-        outcome
+        }
+    }
+
+    /// Notes what the device said to a request: for the data of blocks, or for a superblock or a flush. A failed
+    /// transfer alone makes a node give up no medium.
+    fn note_error(&mut self, is_data: bool, outcome: &Result<(), IoError>) {
+        match outcome {
+            Ok(()) => {}
+            Err(IoError::Medium(_)) if is_data => self.failures += 1,
+            Err(_) => self.has_failed = true,
+        }
+    }
+
+    /// Whether this life of the node may have given the medium up. Each failed transfer has at least one failed
+    /// request.
+    fn may_be_given_up(&self) -> bool {
+        self.has_failed || self.failures >= FAILURES
     }
 
     /// Whether flushes fail now, or writes to this place. A flush ends at byte 0.
@@ -533,5 +558,35 @@ impl Engine for Handle {
 
     fn in_flight(&self) -> usize {
         self.0.in_flight.lock().len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn broken() -> Result<(), IoError> {
+        Err(IoError::Medium(io::Error::other("EIO")))
+    }
+
+    #[test]
+    fn a_medium_is_given_up_after_many_failed_transfers_or_one_failed_superblock() {
+        let mut state = State::default();
+        for _ in 1..FAILURES {
+            state.note_error(true, &broken());
+            state.note_error(true, &Ok(()));
+        }
+        assert!(!state.may_be_given_up());
+        state.note_error(true, &broken());
+        assert!(state.may_be_given_up());
+        for (is_data, outcome) in [
+            (false, broken()),
+            (true, Err(IoError::NoSpace)),
+            (true, Err(IoError::Gone(io::ErrorKind::NotFound.into()))),
+        ] {
+            let mut state = State::default();
+            state.note_error(is_data, &outcome);
+            assert!(state.may_be_given_up(), "{outcome:?}");
+        }
     }
 }

@@ -11,7 +11,7 @@ use crate::world::World;
 use kvpool_client::{Client, Namespace};
 use kvpool_master::pool::audit::{Holder, Use};
 use kvpool_master::pool::{NamespaceView, Pool};
-use kvpool_types::{Epoch, NamespaceSettings, SegmentId, Setting, Version};
+use kvpool_types::{Code, Epoch, NamespaceSettings, SegmentId, Setting, Version};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -320,19 +320,32 @@ impl World {
         };
         let what = format!("{name} is deleted");
         let deleted = insist(&self, &what, async || {
-            client.delete_namespace(&name, true).await
+            match client.delete_namespace(&name, true).await {
+                // An earlier try has deleted it, or goes on. Or nobody has created it yet.
+                Err(unknown) if unknown.code == Code::UnknownNamespace => {
+                    self.note_admin(&format!("{name} is unknown"));
+                    Ok(false)
+                }
+                deleted => deleted.map(|_blocks| true),
+            }
         });
-        let outcome = match deleted.await {
-            Some(_) => Outcome::Done(Instant::now()),
-            None => Outcome::Unknown,
+        let is_done = deleted.await == Some(true);
+        let end = |outcome: Outcome| {
+            for (key, number) in &removals {
+                self.load.history.lock().end(*key, *number, outcome);
+            }
         };
-        for (key, number) in removals {
-            self.load.history.lock().end(key, number, outcome);
+        if is_done {
+            end(Outcome::Done(Instant::now()));
         }
         sleep(away).await;
         let settings = self.plan.tenants.get(tenant).map(|one| one.settings);
         self.set(&client, tenant, settings.unwrap_or_default())
             .await;
+        if !is_done {
+            // A deletion that goes on ends before the namespace can be created again.
+            end(Outcome::Unknown);
+        }
     }
 
     /// Once the pool is at rest, every namespace takes its settings.

@@ -10,6 +10,7 @@ use crate::checks;
 use crate::clock::MachineClock;
 use crate::copies::Copies;
 use crate::dice::{Dice, Stream, generator};
+use crate::doubts::Doubts;
 use crate::drains::{Stays, Unheard};
 use crate::entropy;
 use crate::history::History;
@@ -46,7 +47,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 /// How often the rules of the whole pool are checked.
 const CHECK: Duration = Duration::from_millis(40);
-/// A history takes a tenth of a second. One that takes so much longer waits for a lock that it has.
+/// A history takes less than a second. One that takes so much longer waits for a lock that it has.
 const MOST_REAL_TIME: Duration = Duration::from_secs(120);
 /// The longest time at rest, which is simulated.
 const RESTS: Duration = Duration::from_secs(600);
@@ -205,6 +206,8 @@ pub(crate) struct World {
     pub(crate) unheard: Mutex<Unheard>,
     /// The copies that were seen on disks.
     pub(crate) copies: Mutex<Copies>,
+    /// What has left while puts of its key ran.
+    pub(crate) doubts: Mutex<Doubts>,
     /// The hard-pinned blocks that were seen.
     pub(crate) pins: Mutex<Pins>,
     /// What the next leader would have.
@@ -215,6 +218,8 @@ pub(crate) struct World {
     lost_last: Mutex<Option<Instant>>,
     /// Whether a master that is dead had evicted a block.
     pub(crate) has_evicted: AtomicBool,
+    /// How many wrong replicas and copies the masters found that are dead.
+    found_by_dead: AtomicU64,
     /// Nodes that left once all of their blocks were elsewhere.
     pub(crate) saved: AtomicU64,
     /// Whether a node left before all of its blocks were moved.
@@ -269,11 +274,13 @@ impl World {
             stays: Mutex::default(),
             unheard: Mutex::default(),
             copies: Mutex::default(),
+            doubts: Mutex::default(),
             pins: Mutex::default(),
             successors: Mutex::default(),
             losses: AtomicU64::new(0),
             lost_last: Mutex::default(),
             has_evicted: AtomicBool::default(),
+            found_by_dead: AtomicU64::new(0),
             saved: AtomicU64::new(0),
             left_early: AtomicBool::new(false),
         })

@@ -19,7 +19,8 @@ impl Plan {
         let node = dice.index(self.nodes);
         let late = dice.between(300, 800);
         let logged = Moment::Logs(Logged::Medium);
-        self.lies_in_wait(logged, (500, 6), 0, Trick::Late(late));
+        // Each attachment has two records, and each node that starts again attaches its disk anew.
+        self.lies_in_wait(logged, (700, 24), 0, Trick::Late(late));
         // The master has heard of the attachment by then.
         let dies = Fault::Crash(Process::Node(node), late + 400);
         let attached = Moment::Says(Said::MediumAttached);

@@ -12,12 +12,13 @@ impl Plan {
         if self.keeps_a_namespace() || !dice.chance(400) {
             return;
         }
-        match dice.below(6) {
+        match dice.below(7) {
             0 => self.short_terms(&dice),
             1 => self.deletions_beside_stores(&dice),
             2 => self.snapshots_beside_moves(&dice),
             3 => self.pulls_of_lost_blocks(&dice),
             4 => self.changes_of_stored_blocks(&dice),
+            5 => self.commits_on_lost_nodes(&dice),
             _ => self.removals_beside_loads(&dice),
         }
     }
@@ -147,6 +148,27 @@ impl Plan {
             let touch = Trick::Touch(call);
             self.lies_in_wait(Moment::Logs(Logged::Leaving), (250, 60), after, touch);
         }
+    }
+
+    /// The only node leaves for a while, just when the commit of a block there is on its way to the log. No put of the
+    /// key succeeds for longer than clients try. The copy of the key's earlier block was on the node's disk.
+    fn commits_on_lost_nodes(&mut self, dice: &Dice) {
+        self.keep_faults(|fault| !fault.harms_disk() && !fault.takes_from_namespace());
+        self.needs_disks(dice);
+        self.add_roomy_disks(dice);
+        // Shares were drawn for the memory of more nodes.
+        self.tenants = vec![Tenant::default()];
+        self.nodes = 1;
+        self.noise.flipped_writes = 0;
+        self.clients = self.clients.max(2);
+        self.longest_pause = self.longest_pause.min(40_000);
+        self.length_ms = self.length_ms.max(14_000);
+        self.raise_calls(&[(Call::Put, 8), (Call::Upsert, 16)]);
+        let commits = Moment::Logs(Logged::Block);
+        let late = Trick::Late(dice.between(80, 300));
+        self.lies_in_wait(commits, (700, 60), 0, late);
+        let leaves = Trick::Fault(Fault::Leave(0, dice.between(3_500, 4_500)));
+        self.lies_in_wait(commits, (60, 3), 1_000, leaves);
     }
 
     /// A block that is only on a disk is removed while a reader lets it come back to memory. The record of the removal

@@ -60,6 +60,15 @@ impl Plan {
     /// of the media in the next one.
     fn break_sessions(&mut self, dice: &Dice) {
         self.noise.lost = self.noise.lost.max(30);
+        // A message that is sent again over a cut breaks its session now and then.
+        let node = Process::Node(0);
+        for _ in 0..dice.between(5, 9) {
+            let (at, ms) = (dice.between(800, self.length_ms), dice.between(150, 450));
+            for master in (0..self.masters()).map(Process::Master) {
+                self.faults.push((at, Fault::Cut(node, master, ms)));
+                self.faults.push((at, Fault::Cut(master, node, ms)));
+            }
+        }
         if dice.chance(500) {
             let late = Trick::Late(dice.between(300, 900));
             self.lies_in_wait(Moment::Logs(Logged::ReplicaGone), (60, 15), 0, late);

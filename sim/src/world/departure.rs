@@ -112,6 +112,7 @@ impl World {
                 before.len()
             ),
         );
+        let found = self.found_wrong();
         let begun = self.begin_departure(number, &port, hindrance, &mut before);
         let readers = begun.await?;
         let saved = Self::word_to(&port, PATIENCE).await;
@@ -119,7 +120,7 @@ impl World {
         match saved {
             Some(0) => {
                 self.saved.fetch_add(1, Ordering::Relaxed);
-                checks::nothing_left_on(self, node)?;
+                checks::nothing_left_on(self, &port, found)?;
             }
             left if must_save => {
                 return Err(format!(

@@ -36,6 +36,12 @@ const DEATH: Duration = Duration::from_millis(1);
 /// How long a process that leaves takes to say goodbye.
 const GOODBYE: Duration = Duration::from_millis(300);
 
+/// How many wrong replicas and copies a master has found.
+fn wrong_found_by(master: &Master) -> u64 {
+    let counters = master.seat.metrics.snapshot();
+    counters.get("replicas_corrupt_total").copied().unwrap_or(0)
+}
+
 impl World {
     /// Lets a fault of the plan happen.
     pub(super) fn inflict(self: &Arc<Self>, fault: Fault) {
@@ -325,6 +331,7 @@ impl World {
     /// As a node at SIGTERM: it leaves once the master says that no block waits to be moved, or after a while.
     async fn drain(self: Arc<Self>, port: NodePort, number: usize, down: Duration) {
         let losses = self.losses.load(Ordering::Acquire);
+        let found = self.found_wrong();
         let taker = checks::takes_from(&self, port.node.incarnation());
         port.node.drain();
         self.ssds
@@ -345,7 +352,7 @@ impl World {
             Some(0) => {
                 self.saved.fetch_add(1, Ordering::Relaxed);
                 match losses == self.losses.load(Ordering::Acquire) {
-                    true => checks::nothing_left_on(&self, port.node.incarnation()),
+                    true => checks::nothing_left_on(&self, &port, found),
                     false => Ok(()),
                 }
             }
@@ -392,16 +399,21 @@ impl World {
         let master = self.masters.lock().remove(&number);
         let lived = master.is_some();
         if let Some(master) = master {
-            let counters = master.seat.metrics.snapshot();
-            if counters
-                .get("blocks_evicted_total")
-                .is_some_and(|count| *count > 0)
-            {
+            if master.seat.metrics.blocks_evicted() > 0 {
                 self.has_evicted.store(true, Ordering::Release);
             }
+            let found = wrong_found_by(&master);
+            self.found_by_dead.fetch_add(found, Ordering::AcqRel);
             master.kill();
         }
         lived
+    }
+
+    /// How many wrong replicas and copies masters have found.
+    pub(crate) fn found_wrong(&self) -> u64 {
+        let masters = self.masters.lock();
+        let by_living: u64 = masters.values().map(|master| wrong_found_by(master)).sum();
+        self.found_by_dead.load(Ordering::Acquire) + by_living
     }
 
     /// A node is gone with blocks that may be nowhere else.
