@@ -20,9 +20,12 @@ pub(super) enum Outcome {
     Gone,
 }
 
+/// The copies of one key.
+type Copies = SmallVec<[(Version, Place); 1]>;
+
 /// The places of copies whose records are on their way to the log.
 #[derive(Debug, Default)]
-pub(super) struct Recording(HashMap<(NamespaceId, Key), SmallVec<[(Version, Place); 1]>>);
+pub(super) struct Recording(HashMap<(NamespaceId, Key), Copies>);
 
 impl Recording {
     /// Adds a copy whose record is sent to the log next.
