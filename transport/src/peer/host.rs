@@ -233,7 +233,7 @@ struct Receiving {
 #[derive(Default)]
 struct Taken {
     sum: ChunkedSum,
-    /// The bytes of all parts together.
+    /// The number of bytes so far, over all parts.
     bytes: u64,
     /// The index of the part for the next byte.
     part: usize,
