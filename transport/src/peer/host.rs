@@ -222,6 +222,8 @@ struct Receiving {
     /// memory's drop.
     noted: Option<RoomWrite>,
     parts: Vec<Slice>,
+    /// The bytes of all parts together. There may be many thousand parts, and a piece must not add them up.
+    length: Length,
     /// What [`WriteGuard::take`] has placed.
     taken: Taken,
     _listed: ReceiveGuard,
@@ -231,7 +233,7 @@ struct Receiving {
 #[derive(Default)]
 struct Taken {
     sum: ChunkedSum,
-    /// The bytes of all parts together.
+    /// The number of bytes so far, over all parts.
     bytes: u64,
     /// The index of the part for the next byte.
     part: usize,
@@ -243,6 +245,7 @@ impl Receiving {
     fn new(noted: Option<RoomWrite>, parts: Vec<Slice>, listed: ReceiveGuard) -> Box<Self> {
         Box::new(Self {
             noted,
+            length: total_length(&parts),
             parts,
             taken: Taken::default(),
             _listed: listed,
@@ -264,7 +267,7 @@ impl WriteGuard for Receiving {
         let taken = &mut self.taken;
         taken.sum.update(bytes);
         taken.bytes += bytes.len() as u64;
-        let streams = total_length(&self.parts).0 >= streaming::STREAMED;
+        let streams = self.length.0 >= streaming::STREAMED;
         while let Some(part) = self.parts.get(taken.part)
             && !bytes.is_empty()
         {
@@ -287,7 +290,7 @@ impl WriteGuard for Receiving {
     }
 
     fn finish(mut self: Box<Self>, sums: Vec<Checksum>) -> Code {
-        let length = total_length(&self.parts);
+        let length = self.length;
         let found = match self.taken.bytes == length.0 {
             true => std::mem::take(&mut self.taken.sum).finish_chunks(),
             // The bytes came into the parts by another way, as over RDMA.

@@ -145,37 +145,40 @@ impl Outgoing {
         slices: &[Slice],
         sum: &mut ChunkedSum,
     ) -> io::Result<()> {
-        let (mut piece, mut bytes) = (Vec::new(), 0);
+        // The memory before `first` is of small blocks, which are summed.
+        let (mut first, mut bytes) = (self.pieces.len(), 0);
         for slice in slices {
             let mut at = 0;
             while at < slice.length().0 {
                 let length = (slice.length().0 - at).min(PIECE - bytes);
-                piece.push(part(slice, at, length));
+                self.pieces.push(SendPiece::Memory(part(slice, at, length)));
                 at += length;
                 bytes += length;
                 if bytes == PIECE {
-                    self.send_and_sum(wire, &mut piece, sum)?;
-                    bytes = 0;
+                    self.send_and_sum(wire, first, sum)?;
+                    (first, bytes) = (0, 0);
                 }
             }
         }
         if bytes > 0 {
-            self.send_and_sum(wire, &mut piece, sum)?;
+            self.send_and_sum(wire, first, sum)?;
         }
         Ok(())
     }
 
+    /// Sends everything, and then sums the memory from the piece `first` on.
     fn send_and_sum(
         &mut self,
         wire: &TcpConnection,
-        piece: &mut Vec<Slice>,
+        first: usize,
         sum: &mut ChunkedSum,
     ) -> io::Result<()> {
-        let memory = piece.iter().cloned().map(SendPiece::Memory);
-        self.pieces.extend(memory);
-        std::mem::take(self).send(wire)?;
-        for slice in piece.drain(..) {
-            sum.update_private(&slice, Offset(0), slice.length());
+        let sent = std::mem::take(self);
+        sent.send(wire)?;
+        for piece in sent.pieces.iter().skip(first) {
+            if let SendPiece::Memory(slice) = piece {
+                sum.update_private(slice, Offset(0), slice.length());
+            }
         }
         Ok(())
     }
@@ -187,7 +190,7 @@ impl Outgoing {
         Ok(())
     }
 
-    fn send(self, wire: &TcpConnection) -> io::Result<()> {
+    fn send(&self, wire: &TcpConnection) -> io::Result<()> {
         if wire.is_dead() {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }

@@ -45,8 +45,15 @@ struct Receive {
     /// The index of its grant in the request.
     item: usize,
     guard: Box<dyn WriteGuard>,
+    /// The bytes of the block. A guard may have many thousand parts, so they are not added up for each piece.
+    block: usize,
     /// The chunk checksums that follow the bytes, 8 bytes each.
     sums: Vec<u8>,
+}
+
+/// Whether the guards take the bytes of a run. A run without writes has no bytes, and needs no memory for a piece.
+fn is_taken(run: &[Receive]) -> bool {
+    !run.is_empty() && run.iter().all(|receive| receive.guard.takes_bytes())
 }
 
 /// The next byte of a run of writes: that of a block, or of the checksums behind it.
@@ -62,7 +69,7 @@ impl RunCursor {
         while let Some(receive) = run.get_mut(self.receive)
             && !bytes.is_empty()
         {
-            let block = total_length(receive.guard.parts()).as_usize();
+            let block = receive.block;
             let (now, rest) = bytes.split_at(block.saturating_sub(self.at).min(bytes.len()));
             if !now.is_empty() {
                 receive.guard.take(now);
@@ -306,6 +313,7 @@ impl<'a> TcpSession<'a> {
                     run.push(Receive {
                         item,
                         guard,
+                        block: grant.extent.length.as_usize(),
                         sums: vec![0; sums_bytes(grant)],
                     });
                     if run.len() == MAX_RUN {
@@ -326,14 +334,11 @@ impl<'a> TcpSession<'a> {
         self.reply(header, Op::Statuses, &Statuses(codes))
     }
 
-    /// Receives the bytes of several admitted writes directly into their extents.
+    /// Receives the bytes of several admitted writes: for guards that take them, or directly into the extents.
     fn receive(&self, run: &mut Vec<Receive>, codes: &mut [Code]) -> Result<(), End> {
         let mut run = std::mem::take(run);
-        let blocks = run
-            .iter()
-            .map(|receive| total_length(receive.guard.parts()).0);
-        let written = blocks.sum();
-        if run.iter().all(|receive| receive.guard.takes_bytes()) {
+        let written: usize = run.iter().map(|receive| receive.block).sum();
+        if is_taken(&run) {
             self.give(&mut run)?;
         } else {
             let mut scatter = Scatter::default();
@@ -357,15 +362,13 @@ impl<'a> TcpSession<'a> {
                 *code = receive.guard.finish(sums);
             }
         }
-        self.host.count(Length(0), Length(written));
+        self.host.count(Length(0), Length(written as u64));
         Ok(())
     }
 
     /// Receives the bytes of admitted writes piece by piece, and gives them to the guards.
     fn give(&self, run: &mut [Receive]) -> Result<(), End> {
-        let sizes = run
-            .iter()
-            .map(|receive| total_length(receive.guard.parts()).as_usize() + receive.sums.len());
+        let sizes = run.iter().map(|receive| receive.block + receive.sums.len());
         let mut left: usize = sizes.sum();
         let mut payload = LargePayload::new(self.connection.socket(), left as u64);
         let mut cursor = RunCursor::default();
@@ -466,24 +469,63 @@ fn sums_bytes(grant: &Grant) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::{Region, Slice};
+    use crate::memory::Slice;
     use std::sync::mpsc;
 
-    /// Sends each byte on.
-    struct Taker(Vec<Slice>, mpsc::Sender<u8>);
+    /// Sends each byte on, if it takes bytes.
+    struct Taker {
+        takes: bool,
+        bytes: mpsc::Sender<u8>,
+    }
 
     impl WriteGuard for Taker {
         fn parts(&self) -> &[Slice] {
-            &self.0
+            unreachable!("a piece reads no list of parts, which may be long")
+        }
+
+        fn takes_bytes(&self) -> bool {
+            self.takes
         }
 
         fn take(&mut self, bytes: &[u8]) {
-            bytes.iter().for_each(|byte| self.1.send(*byte).unwrap());
+            bytes
+                .iter()
+                .for_each(|byte| self.bytes.send(*byte).unwrap());
         }
 
         fn finish(self: Box<Self>, _sums: Vec<Checksum>) -> Code {
             Code::Ok
         }
+    }
+
+    /// A write of `block` bytes with room for `sums` bytes of checksums, and the bytes that its guard takes.
+    fn receive_of(
+        item: usize,
+        block: usize,
+        sums: usize,
+        takes: bool,
+    ) -> (Receive, mpsc::Receiver<u8>) {
+        let (bytes, taken) = mpsc::channel();
+        let receive = Receive {
+            item,
+            guard: Box::new(Taker { takes, bytes }),
+            block,
+            sums: vec![0xee; sums],
+        };
+        (receive, taken)
+    }
+
+    /// A connection has memory for a piece only if its guards take bytes. Those of a store node take none.
+    #[test]
+    fn a_run_is_taken_when_all_its_guards_take_bytes() {
+        let run = |takes: &[bool]| -> Vec<Receive> {
+            let receives = takes.iter().map(|takes| receive_of(0, 1, 8, *takes).0);
+            receives.collect()
+        };
+        assert!(!is_taken(&run(&[])), "it has no bytes");
+        assert!(is_taken(&run(&[true, true])));
+        assert!(!is_taken(&run(&[true, false])));
+        assert!(!is_taken(&run(&[false])));
     }
 
     #[test]
@@ -495,14 +537,8 @@ mod tests {
             let mut run = Vec::new();
             let mut taken = Vec::new();
             for (item, (block, sums)) in lengths.into_iter().enumerate() {
-                let (sends, bytes) = mpsc::channel();
-                let half = Region::allocate(Length(1)).whole();
-                let rest = Region::allocate(Length(block as u64 - 1)).whole();
-                run.push(Receive {
-                    item,
-                    guard: Box::new(Taker(vec![half, rest], sends)),
-                    sums: vec![0xee; sums],
-                });
+                let (receive, bytes) = receive_of(item, block, sums, true);
+                run.push(receive);
                 taken.push(bytes);
             }
             let mut cursor = RunCursor::default();
@@ -511,8 +547,7 @@ mod tests {
                 .for_each(|piece| cursor.give(&mut run, piece));
             let mut rest = &stream[..];
             for (receive, taken) in run.iter().zip(taken) {
-                let block = total_length(receive.guard.parts()).as_usize();
-                let (bytes, after) = rest.split_at(block);
+                let (bytes, after) = rest.split_at(receive.block);
                 assert!(taken.try_iter().eq(bytes.iter().copied()), "{size}");
                 let (sums, after) = after.split_at(receive.sums.len());
                 assert_eq!(receive.sums, sums, "{size}");

@@ -232,6 +232,31 @@ fn a_batch_of_128(kind: TransportKind) {
     assert_eq!(wait(link.read(EPOCH, Vec::new(), soon())), []);
 }
 
+/// Over TCP one call sends small blocks, and the first piece of the large block behind them.
+fn a_batch_of_small_and_large_blocks(kind: TransportKind) {
+    let Opened { link, host, .. } = &open(kind, 16 << 20);
+    let sizes = [100, 70_000, 700_001, 7, 600_000, 530_000, 3];
+    let mut writes = Vec::new();
+    let mut blocks = Vec::new();
+    for (seed, size) in (0..).zip(sizes) {
+        let bytes = pattern(size, seed);
+        let grant = host.grant(size as u64);
+        let from = parts(size, &[300_001, 5]);
+        fill(&from, &bytes);
+        writes.push(WriteOp { grant, from });
+        blocks.push((grant.extent, bytes));
+    }
+    let written = wait(link.write(writes, soon()));
+    let asked = blocks.iter().map(|(extent, _)| (*extent).into());
+    let sums = wait(link.sums(EPOCH, asked.collect(), soon()));
+    for ((written, sums), (extent, bytes)) in written.iter().zip(&sums).zip(&blocks) {
+        assert_eq!(written.as_ref().unwrap(), &checksum(bytes), "{extent}");
+        assert_eq!(sums.as_ref().unwrap(), &chunk_sums(bytes), "{extent}");
+        assert!(host.slice(extent).to_vec() == *bytes, "{extent}");
+    }
+    assert_eq!((written.len(), sums.len()), (sizes.len(), sizes.len()));
+}
+
 fn a_range_of_an_extent(kind: TransportKind) {
     let Opened { link, host, .. } = &open(kind, 16 << 20);
     let bytes = pattern(10 << 20, 1);
@@ -548,6 +573,7 @@ conformance! {
     round_trip_of_all_sizes,
     round_trip_of_scattered_memory,
     a_batch_of_128,
+    a_batch_of_small_and_large_blocks,
     a_range_of_an_extent,
     bad_reads_fail_alone,
     bad_writes_fail_alone,

@@ -5,6 +5,15 @@ use super::Mechanism;
 pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 1,
+        what: "the checksum of a large block has no bytes of the blocks before it",
+        file: "transport/src/tcp/send.rs",
+        on: "for piece in sent.pieces.iter().skip(first) {",
+        off: "for piece in sent.pieces.iter().skip(first.min(0)) {",
+        package: "kvpool-transport",
+        test: "a_batch_of_small_and_large_blocks",
+    },
+    Mechanism {
+        invariant: 1,
         what: "a range that is partly a GPU's is taken for neither side's memory",
         file: "transport/src/gpu.rs",
         on: "(None, Some(None)) => Side::Host,",
