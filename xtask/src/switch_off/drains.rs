@@ -75,4 +75,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_stop_waits_for_a_node_that_is_away_for_a_moment",
     },
+    Mechanism {
+        invariant: 5,
+        what: "a stop that copies its blocks to a medium waits for no node that is away",
+        file: "master/src/pool/replicas/mover.rs",
+        on: "if !waits || is_copied {",
+        off: "if !waits || is_copied && false {",
+        package: "kvpool-master",
+        test: "a_stop_copies_blocks_to_its_medium_while_the_only_other_node_is_away",
+    },
 ];
