@@ -3,6 +3,7 @@
 mod drains;
 mod evacuate;
 mod media;
+mod pins;
 mod restore;
 mod stores;
 mod zones;
