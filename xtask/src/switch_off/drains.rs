@@ -22,6 +22,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "a_block_that_was_removed_before_its_node_left_has_not_failed",
     },
     Mechanism {
+        invariant: 5,
+        what: "a block that leaves with a late replica fails the drain of its node",
+        file: "master/src/pool/sweep.rs",
+        on: "            self.note_swept(version);\n",
+        off: "",
+        package: "kvpool-master",
+        test: "a_block_that_leaves_with_a_late_replica_fails_the_drain_of_its_node",
+    },
+    Mechanism {
         invariant: 8,
         what: "a moved block that waits for one medium lets those for another go first",
         file: "master/src/pool/tiering/evacuate.rs",
