@@ -5,6 +5,7 @@ mod evacuate;
 mod media;
 mod pins;
 mod restore;
+mod second;
 mod stores;
 mod zones;
 
