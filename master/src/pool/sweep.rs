@@ -76,6 +76,8 @@ impl Pool {
             .directory
             .drop_replica(namespace, key.as_ref(), version, segment);
         if let Some(dropped) = dropped.filter(|dropped| dropped.removed.is_some()) {
+            // Its earlier node may have left just before.
+            self.note_swept(version);
             self.note_leased(version, dropped.lease_until);
         }
     }

@@ -1,7 +1,7 @@
 //! Media that are smaller than memory, memory that cannot be evicted, chains, and drains.
 
 use crate::support::media::*;
-use crate::support::{SPACE, commit, item, pool, reserve_with};
+use crate::support::{SPACE, commit, item, patient_with_nodes, pool, reserve_with};
 use kvpool_master::Config;
 use kvpool_master::pool::{
     Blocks, Change, Holder, OfferedMedium, Pool, ReserveOptions, TaskState, TaskView, Wish,
@@ -475,6 +475,27 @@ async fn a_store_of_a_drain_that_failed_is_tried_once_more() {
     disk.is_stalled.store(false, Ordering::SeqCst);
     until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
     assert_eq!(disk.left.load(Ordering::SeqCst), 0);
+}
+
+/// An operator drains the node, and the connection of the only other node breaks. Then the node stops. It would be gone
+/// before it gives up the other node.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_copies_blocks_to_its_medium_while_the_only_other_node_is_away() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        eviction_policy: lru().eviction_policy,
+        ..patient_with_nodes()
+    };
+    let (pool, _store) = pool(directory.path(), config).await;
+    let (node, disk) = twenty_blocks(&pool).await;
+    let other = crate::support::replicas::join(&pool, "m", 2).await;
+    pool.detach(&other.node, other.session);
+    let name = NodeName("n".into());
+    pool.drain_node(&name, true).await.unwrap();
+    pool.draining(&node.node, true);
+    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+    assert_eq!(disk.left.load(Ordering::SeqCst), 0);
+    assert_eq!(disk.stores.load(Ordering::SeqCst), 20);
 }
 
 /// The node offers its medium as read-only only after the drain has tried every store in vain.

@@ -76,6 +76,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "a_pinned_block_waits_for_the_quota_of_media_except_during_a_drain",
     },
     Mechanism {
+        invariant: 8,
+        what: "pinned blocks at a quota delay none of another namespace",
+        file: "master/src/pool/tiering/demoter.rs",
+        on: "Turn::AtQuota => at_quota.push(waiting),",
+        off: "Turn::AtQuota => { pins_held += 1; at_quota.truncate(0); held.push(waiting) }",
+        package: "kvpool-master",
+        test: "pinned_blocks_at_a_quota_delay_none_of_another_namespace",
+    },
+    Mechanism {
         invariant: 5,
         what: "a drain waits for no quota of media",
         file: "master/src/pool/tiering/demoter.rs",

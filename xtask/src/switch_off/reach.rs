@@ -176,6 +176,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "pinned blocks that a queue dropped are queued again",
             "a pinned block waits for the write budget",
             "a pinned block waits for the quota of media",
+            "pinned blocks at a quota delay none of another namespace",
             "a pinned block is admitted while any budget is left",
             "a pinned block in memory gets another copy when its zone is emptied",
             "the copy of a pinned block in memory moves with its zone",

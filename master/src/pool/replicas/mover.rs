@@ -118,15 +118,19 @@ impl Pool {
     }
 
     /// Whether a task moves the blocks of a node that stops, and another node may return to take them. The node ends
-    /// this wait itself, by its own time limit.
+    /// this wait itself, by its own time limit. A node with a medium needs this time to copy its blocks there.
     fn awaits_return(&self, task: &Task) -> bool {
         let from = task.wish.from.as_ref();
         let Some(node) = from.and_then(|name| self.members.get(name)) else {
             return false;
         };
         let waits = node.stops() && node.waits_for_moves() && node.is_connected();
+        let is_copied = !node.media_leave() && self.may_store_on_media_of(&node);
+        if !waits || is_copied {
+            return false;
+        }
         let (now, others) = (self.now(), self.members.all());
-        waits && others.iter().any(|other| other.may_return(now, RETURNS))
+        others.iter().any(|other| other.may_return(now, RETURNS))
     }
 
     fn change(self: &Arc<Self>, task: &Arc<Task>, work: &Work) -> Step {

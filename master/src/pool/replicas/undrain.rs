@@ -262,6 +262,27 @@ mod tests {
         pool.await.unwrap()
     }
 
+    /// A block in memory.
+    fn block(number: usize) -> NewBlock {
+        NewBlock {
+            namespace: NamespaceId(1),
+            key: Key::parse(&format!("block-{number}")).unwrap(),
+            version: Version(number.try_into().unwrap()),
+            length: Length(100),
+            checksum: Checksum(1),
+            replicas: Copies::from_slice(&[Replica {
+                segment: SegmentId(1),
+                extent: ExtentIndex(0),
+                offset: Offset(0),
+            }]),
+            parent: None,
+            soft_pin_until: None,
+            hard_pin: false,
+            tick: Tick::default(),
+            leased_until: None,
+        }
+    }
+
     /// The task lacks the blocks that have left by then. Its end would say that all blocks have moved.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_drain_fails_if_its_node_leaves_while_its_blocks_are_listed() {
@@ -273,24 +294,7 @@ mod tests {
         pool.members.insert(Arc::clone(&node));
         // The scan takes two steps.
         for number in 1..=2 * STEP {
-            let block = NewBlock {
-                namespace: NamespaceId(1),
-                key: Key::parse(&format!("block-{number}")).unwrap(),
-                version: Version(number.try_into().unwrap()),
-                length: Length(100),
-                checksum: Checksum(1),
-                replicas: Copies::from_slice(&[Replica {
-                    segment: SegmentId(1),
-                    extent: ExtentIndex(0),
-                    offset: Offset(0),
-                }]),
-                parent: None,
-                soft_pin_until: None,
-                hard_pin: false,
-                tick: Tick::default(),
-                leased_until: None,
-            };
-            let published = pool.directory.publish(&[block]).remove(0);
+            let published = pool.directory.publish(&[block(number)]).remove(0);
             assert!(published.id.is_some());
         }
         let leaves = async {
@@ -315,6 +319,26 @@ mod tests {
         let task = Task::new(Pool::off(node), works, (0, None), pool.now());
         assert!(task.next(pool.now()).is_some());
         pool.replicas.tasks.add(task).unwrap()
+    }
+
+    /// The block came to another node, which had left before its replica was published there.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_block_that_leaves_with_a_late_replica_fails_the_drain_of_its_node() {
+        let directory = tempfile::tempdir().unwrap();
+        let pool = pool_in(directory.path()).await;
+        let (name, key) = (NodeName("n".into()), GrantKey([1; 32]));
+        let node = Arc::new(StoreNode::new(name, Incarnation(1), key, pool.now()));
+        let task = moving(&pool, &node);
+        pool.replicas.tasks.lose_node(&[task.id]);
+        let late = block(1);
+        let published = pool.directory.publish(std::slice::from_ref(&late));
+        assert!(published[0].id.is_some());
+        assert_eq!(task.missing(late.version), Outcome::Gone);
+        pool.sweep_late(late.namespace, &late.key, late.version, SegmentId(1));
+        let outcome = task.missing(late.version);
+        assert!(matches!(outcome, Outcome::Failed(..)), "{outcome:?}");
+        task.end(outcome, pool.now());
+        pool.retire().await;
     }
 
     /// A user's move off the node has the same wish as the task of a drain. Its blocks may wait for long.

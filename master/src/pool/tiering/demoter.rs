@@ -17,7 +17,7 @@
 //! A hard-pinned block has its turn at once, and is never skipped.
 
 use super::super::Pool;
-use super::lines::{Line, Turns, WITHOUT_COPY, Waiting};
+use super::lines::{Line, Turn, Turns, WITHOUT_COPY, Waiting};
 use super::transfers::{Direction, Moved, Transfer, store_order};
 use super::{Emptying, Place, TakesStores, Tiering, Use, WINDOW};
 use crate::directory::{Policy, Removed, Tick};
@@ -49,6 +49,8 @@ const STEP: usize = 256;
 pub(super) const MOST_HELD: usize = 256;
 /// The most hard-pinned blocks among them.
 const MOST_PINS_HELD: usize = MOST_HELD / 2;
+/// The most hard-pinned blocks at a quota of media that are examined in one round.
+pub(super) const MOST_AT_QUOTA: usize = 128;
 
 /// A node, and its media that take stores.
 pub(super) struct Target {
@@ -56,16 +58,6 @@ pub(super) struct Target {
     session: u64,
     /// The media, each with the bytes of its written zone that are reserved for moved copies.
     pub(super) media: Vec<(Arc<Medium>, Length)>,
-}
-
-/// The outcome for a block at the head of the queue.
-pub(super) enum Turn {
-    /// The store of the block was ordered, or the block needs no copy.
-    Ended,
-    /// Every medium that takes the block is busy.
-    NotNow,
-    /// Every medium that takes the block is slow.
-    Later,
 }
 
 /// A block that was put into memory.
@@ -421,6 +413,7 @@ impl Pool {
         let cursors: Vec<u32> = media.iter().map(|(medium, _)| medium.cursor()).collect();
         let (mut busy, mut held, mut is_all) = (HashSet::new(), Vec::new(), false);
         let (mut pins_held, mut only_pins) = (0, true);
+        let mut at_quota = Vec::new();
         let may_take = |medium: &Medium, busy: &HashSet<SegmentId>| {
             !busy.contains(&medium.id) && self.has_window(medium.id)
         };
@@ -429,12 +422,17 @@ impl Pool {
                 let mut demotions = self.tiering.demotions.lock();
                 let line = demotions.nodes.get_mut(&node.incarnation);
                 line.and_then(|line| {
+                    let is_enough = at_quota.len() >= MOST_AT_QUOTA;
                     let turns = Turns {
-                        pins_wait: pins_held >= MOST_PINS_HELD,
+                        pins_wait: pins_held >= MOST_PINS_HELD || is_enough,
                         only_pins,
                         ..self.turns(memory, used, line)
                     };
-                    Some((line.pop(turns)?, line.drains))
+                    let next = match line.pop(turns) {
+                        None if !is_enough => line.pop_at_quota(),
+                        next => next,
+                    };
+                    Some((next?, line.drains))
                 })
             };
             let Some((waiting, drains)) = next else {
@@ -452,6 +450,7 @@ impl Pool {
                     pins_held += usize::from(waiting.is_pinned);
                     held.push(waiting);
                 }
+                Turn::AtQuota => at_quota.push(waiting),
                 Turn::Later => {
                     let mut demotions = self.tiering.demotions.lock();
                     if let Some(line) = demotions.nodes.get_mut(&node.incarnation) {
@@ -460,10 +459,11 @@ impl Pool {
                 }
             }
         }
-        if !held.is_empty() {
+        if !held.is_empty() || !at_quota.is_empty() {
             let mut demotions = self.tiering.demotions.lock();
             if let Some(line) = demotions.nodes.get_mut(&node.incarnation) {
                 line.give_back(held, pins_held >= MOST_PINS_HELD);
+                line.put_at_quota(at_quota);
             }
         }
         if is_all {
@@ -594,7 +594,7 @@ impl Pool {
             // Older copies are dropped with their zones, which frees space for this block's copy.
             let Ok(hold) = self.hold_media_quota(block.namespace, block.length) else {
                 if waits_for_quota {
-                    turn = Turn::NotNow;
+                    turn = Turn::AtQuota;
                 } else {
                     is_refused = true;
                 }

@@ -5,8 +5,8 @@
 //! nothing of it is recorded on the media that leave.
 
 use super::super::Pool;
-use super::demoter::{MOST_HELD, Target, Turn};
-use super::lines::Waiting;
+use super::demoter::{MOST_HELD, Target};
+use super::lines::{Turn, Waiting};
 use super::stores::Meanwhile;
 use super::transfers::Moved;
 use super::{Put, Use};
@@ -188,7 +188,7 @@ impl Pool {
         {
             match self.store_one(&waiting, target, (None, Some(used)), busy) {
                 Turn::Ended => self.end_moved(node, waiting.version),
-                Turn::NotNow | Turn::Later => held += 1,
+                Turn::NotNow | Turn::Later | Turn::AtQuota => held += 1,
             }
         }
         if held >= MOST_HELD {

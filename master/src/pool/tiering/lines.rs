@@ -34,6 +34,10 @@ pub(super) struct Line {
     /// The hard-pinned blocks, which go before all others.
     pub(super) pinned: VecDeque<Waiting>,
     pub(super) pinned_bytes: u64,
+    /// The hard-pinned blocks whose namespace was at its quota of media when they had their turn. They wait apart, so
+    /// that they delay none of other namespaces.
+    pub(super) at_quota: VecDeque<Waiting>,
+    at_quota_bytes: u64,
     /// Whether a hard-pinned block was dropped from a queue that was too long. A walk then finds the block.
     pub(super) has_missed_pins: bool,
     /// The blocks that have moved off media of a node that leaves, each with its last use before that. They have their
@@ -60,6 +64,18 @@ pub(super) struct Line {
     pub(super) reach: Option<u64>,
     /// The latest version of a block that had its turn.
     pub(super) had_turn: Version,
+}
+
+/// The outcome for a block that had its turn.
+pub(super) enum Turn {
+    /// The store of the block was ordered, or the block needs no copy.
+    Ended,
+    /// Every medium that takes the block is busy.
+    NotNow,
+    /// Every medium that takes the block is slow.
+    Later,
+    /// The block is hard-pinned, and its namespace is at its quota of media.
+    AtQuota,
 }
 
 /// The positions in a queue at which a block has its turn and is skipped.
@@ -99,7 +115,8 @@ impl Demotions {
         };
         let newer = std::mem::replace(line, anew);
         let before = found.into_iter().chain(newer.aside);
-        let all = before.chain(newer.pinned).chain(newer.blocks);
+        let pinned = newer.at_quota.into_iter().chain(newer.pinned);
+        let all = before.chain(pinned).chain(newer.blocks);
         all.for_each(|one| line.push(one));
     }
 
@@ -228,10 +245,36 @@ impl Line {
 
     /// Whether hard-pinned blocks were dropped from the queue, and all others of it have had their turn.
     pub(super) fn take_missed_pins(&mut self) -> bool {
-        self.pinned.is_empty() && std::mem::take(&mut self.has_missed_pins)
+        let is_over = self.pinned.is_empty() && self.at_quota.is_empty();
+        is_over && std::mem::take(&mut self.has_missed_pins)
     }
 
-    /// Whether no block waits.
+    /// Returns hard-pinned blocks whose namespace is at its quota of media. They have the same bound as other
+    /// hard-pinned blocks. If a drain has begun, its own scan finds them.
+    pub(super) fn put_at_quota(&mut self, waiting: Vec<Waiting>) {
+        if self.drains.is_some() {
+            return;
+        }
+        self.at_quota_bytes += waiting.iter().map(|one| one.bytes).sum::<u64>();
+        self.at_quota.extend(waiting);
+        let most = self.most.unwrap_or(u64::MAX).saturating_mul(MOST_PINNED);
+        while self.at_quota_bytes > most {
+            let Some(first) = self.at_quota.pop_front() else {
+                return;
+            };
+            self.at_quota_bytes -= first.bytes;
+            self.has_missed_pins |= first.is_pinned;
+        }
+    }
+
+    /// Takes a block that [`Line::put_at_quota`] has returned. The operator may have raised the quota.
+    pub(super) fn pop_at_quota(&mut self) -> Option<Waiting> {
+        let first = self.at_quota.pop_front()?;
+        self.at_quota_bytes -= first.bytes;
+        Some(first)
+    }
+
+    /// Whether no block waits. During a drain none waits for a quota.
     pub(super) fn is_empty(&self) -> bool {
         self.pinned.is_empty() && self.blocks.is_empty() && self.aside.is_empty()
     }
@@ -466,6 +509,29 @@ mod tests {
         assert_eq!(taken(true), Some(2));
         assert_eq!(taken(true), None);
         assert_eq!(taken(false), Some(1));
+    }
+
+    #[test]
+    fn a_line_at_a_quota_is_bounded_and_a_walk_keeps_its_blocks() {
+        let mut demotions = Demotions::default();
+        demotions.expect(NODE);
+        let line = demotions.nodes.get_mut(&NODE).unwrap();
+        assert!(line.pop(SHORT).is_none());
+        line.put_at_quota((1..=7).map(pinned).collect());
+        assert_eq!(line.at_quota.len(), 6, "twice the bound of other blocks");
+        assert!(!line.take_missed_pins(), "others wait");
+        assert_eq!(line.pop_at_quota().map(|one| one.version.0), Some(2));
+        demotions.found(NODE, vec![pinned(1)]);
+        let line = demotions.nodes.get_mut(&NODE).unwrap();
+        let queued: Vec<u64> = line.pinned.iter().map(|one| one.version.0).collect();
+        assert_eq!(queued, [1, 3, 4, 5, 6, 7]);
+        assert!(line.at_quota.is_empty());
+        while line.pop(SHORT).is_some() {}
+        assert!(line.take_missed_pins());
+        demotions.begin_drain(NODE, Tick(5));
+        let line = demotions.nodes.get_mut(&NODE).unwrap();
+        line.put_at_quota(vec![pinned(8)]);
+        assert!(line.at_quota.is_empty(), "the walk of the drain finds it");
     }
 
     /// The first ones may wait for days: for the write budget of a medium of one namespace.

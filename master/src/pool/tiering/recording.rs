@@ -2,12 +2,15 @@
 //!
 //! The tier gets a copy when its record is durable. Until then this table has the copy's place.
 
+use super::super::Pool;
 use super::Place;
-use super::transfers::Moved;
+use super::transfers::{Direction, Moved, Transfer};
+use crate::store::journal::Ack;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Key, Version};
 use smallvec::SmallVec;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// What became of a copy that was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,5 +57,32 @@ impl Recording {
             .filter(|(version, _)| *version == block.version)
             .map(|(_, place)| *place)
             .collect()
+    }
+}
+
+impl Pool {
+    /// Ends a transfer whose copy is not recorded, because another copy of the block stays.
+    ///
+    /// The record of that copy may still be on its way to the log. The log may refuse the record, or the node of that
+    /// copy may begin to leave. Then the block is stored again. Until this is known the zone stays busy, so that no
+    /// drain ends.
+    pub(super) fn end_second(self: &Arc<Self>, transfer: &Transfer) {
+        let (block, medium) = (&transfer.block, transfer.place.medium);
+        let is_store = matches!(transfer.direction, Direction::Store);
+        let on_their_way = self.tiering.traffic.lock().recording.places(block);
+        let is_logged = on_their_way.is_empty() && self.has_good_copy_beside(block, medium);
+        if !is_store || is_logged {
+            return self.leave_zones(transfer);
+        }
+        let (pool, of) = (Arc::clone(self), transfer.clone());
+        // The journal calls back in the order of the log.
+        self.journal()
+            .submit_now(Vec::new(), Ack::Durable, move |_| {
+                if !pool.has_good_copy_beside(&of.block, medium) {
+                    let _is_queued = pool.store_again(&of);
+                }
+                pool.leave_zones(&of);
+                pool.tiering.wake();
+            });
     }
 }

@@ -3,7 +3,9 @@
 mod drains;
 mod evacuate;
 mod media;
+mod pins;
 mod restore;
+mod second;
 mod stores;
 mod zones;
 

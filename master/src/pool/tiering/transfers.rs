@@ -343,7 +343,7 @@ impl Pool {
         })
     }
 
-    fn leave_zones(&self, transfer: &Transfer) {
+    pub(super) fn leave_zones(&self, transfer: &Transfer) {
         let zone_of = |place: Place| {
             let medium = self.tier.medium(place.medium);
             medium.map_or(u32::MAX, |medium| medium.zone_of(place.offset))
@@ -382,7 +382,7 @@ impl Pool {
         }
         match outcome {
             Outcome::Recorded => {}
-            Outcome::Second => self.leave_zones(transfer),
+            Outcome::Second => self.end_second(transfer),
             Outcome::Gone => {
                 let Moved { key, version, .. } = &transfer.block;
                 // The put or removal of the key may fail, and memory keeps a hard-pinned block.

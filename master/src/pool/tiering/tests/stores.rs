@@ -625,7 +625,7 @@ async fn a_pinned_block_waits_for_the_quota_of_media_except_during_a_drain() {
         let waiting = {
             let _after_the_round = pool.tiering.tending.lock();
             let demotions = pool.tiering.demotions.lock();
-            demotions.nodes[&node.incarnation].pinned.len()
+            demotions.nodes[&node.incarnation].at_quota.len()
         };
         assert_eq!(waiting, usize::from(!drains));
         let change = |settings: &mut NamespaceSettings| {
