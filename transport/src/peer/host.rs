@@ -32,6 +32,9 @@ pub(super) const LETTERS: SegmentId = SegmentId(3);
 /// Eight bytes: the address of the first exposed range, 0 when there is none.
 pub(super) const INDEX: SegmentId = SegmentId(2);
 
+/// The bytes that a receive sums and then copies.
+const STEP: usize = 32 << 10;
+
 const ALGORITHM: ChecksumAlgorithm = ChecksumAlgorithm::Crc64Nvme;
 
 /// The requests that peers may make of this process.
@@ -251,23 +254,10 @@ impl Receiving {
             _listed: listed,
         })
     }
-}
 
-impl WriteGuard for Receiving {
-    fn parts(&self) -> &[Slice] {
-        &self.parts
-    }
-
-    fn takes_bytes(&self) -> bool {
-        true
-    }
-
-    /// Sums the bytes before it places them. So each byte passes the cache once, and large pages bypass it.
-    fn take(&mut self, mut bytes: &[u8]) {
+    /// Copies the next bytes to the parts.
+    fn place(&mut self, mut bytes: &[u8], streams: bool) {
         let taken = &mut self.taken;
-        taken.sum.update(bytes);
-        taken.bytes += bytes.len() as u64;
-        let streams = self.length.0 >= streaming::STREAMED;
         while let Some(part) = self.parts.get(taken.part)
             && !bytes.is_empty()
         {
@@ -282,6 +272,26 @@ impl WriteGuard for Receiving {
                 (taken.part, taken.at) = (taken.part + 1, 0);
             }
             bytes = rest;
+        }
+    }
+}
+
+impl WriteGuard for Receiving {
+    fn parts(&self) -> &[Slice] {
+        &self.parts
+    }
+
+    fn takes_bytes(&self) -> bool {
+        true
+    }
+
+    /// Sums the bytes before it places them, while they are in the nearest cache. Large pages bypass the caches.
+    fn take(&mut self, bytes: &[u8]) {
+        let streams = self.length.0 >= streaming::STREAMED;
+        self.taken.bytes += bytes.len() as u64;
+        for step in bytes.chunks(STEP) {
+            self.taken.sum.update(step);
+            self.place(step, streams);
         }
         if streams {
             // No byte is placed after the drop of this guard.
