@@ -222,10 +222,14 @@ impl Stays {
         };
         let is_same = drains.is_some() && drains == self.drains;
         self.drains = drains;
-        let now = sight
-            .blocks()
-            .map(|(key, block)| (key, block.version))
-            .collect();
+        // While the log is full, blocks of an earlier life of the node stay in the directory.
+        let node = drains.map(|(_, node)| node);
+        let is_here = |block: &StoredBlock| {
+            let mut replicas = block.replicas.iter();
+            node.is_some_and(|node| replicas.any(|at| is_on(sight.pool, at, node)))
+        };
+        let blocks = sight.blocks().filter(|(_, block)| is_here(block));
+        let now = blocks.map(|(key, block)| (key, block.version)).collect();
         let before = std::mem::replace(&mut self.seen, now);
         let since = self.at.replace(Instant::now());
         let mut left = Left::default();
