@@ -107,7 +107,7 @@ fn of_a_leader(world: &World, number: usize, pool: &Pool) -> Result<(), String> 
     let promises = &world.net.promises;
     let kept = match promises.broken_by(sight) {
         Some(broken) => Err(broken),
-        None => leased_stay(world, pool),
+        None => leased_stay(world, sight),
     };
     kept.map_err(|broken| format!("at m{number} in epoch {}: {broken}", pool.epoch))?;
     world.doubts.lock().judge(&world.load.history.lock())?;
@@ -176,8 +176,8 @@ fn parents_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
 }
 
 /// A block on which a lease runs leaves memory only when its key changes, or with its node.
-fn leased_stay(world: &World, pool: &Pool) -> Result<(), String> {
-    let gone = world.net.promises.gone_from(pool);
+fn leased_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
+    let gone = world.net.promises.gone_from(sight);
     let plan = &world.plan;
     // A reader that finds a wrong byte reports it, and the replica goes. A block may have moved to a node that was
     // lost.

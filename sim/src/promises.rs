@@ -52,6 +52,8 @@ pub(crate) struct Promises {
     /// When the clock of a master jumped last. No lease counts that a reader asked for before.
     jumped: Mutex<Option<Instant>>,
     looked: Mutex<Option<Instant>>,
+    /// The places of all blocks at the last look.
+    places: Mutex<BTreeSet<Place>>,
     /// The leases of all terms.
     pub(crate) leases: Leases,
 }
@@ -457,9 +459,11 @@ impl Promises {
         })
     }
 
-    /// Leased blocks that have left their own leader since the last look, on segments that are there.
-    pub(crate) fn gone_from(&self, pool: &Pool) -> Vec<Gone> {
-        let now = Instant::now();
+    /// Leased blocks that have left their own leader since the last look, on segments that are there. A block may have
+    /// moved to segments that have left with their nodes, and may have left with them.
+    pub(crate) fn gone_from(&self, sight: &Sight<'_>) -> Vec<Gone> {
+        let (now, pool) = (Instant::now(), sight.pool);
+        let before = std::mem::replace(&mut *self.places.lock(), places_of(sight));
         let Some(since) = self.looked.lock().replace(now) else {
             return Vec::new();
         };
@@ -480,8 +484,14 @@ impl Promises {
                 &*promise
             })
             .collect();
+        let is_there = |segment: SegmentId| segments.get(segment).is_some();
+        let left_with_nodes = |version: u64| {
+            let of_version = (version, SegmentId(0), 0)..=(version, SegmentId(u32::MAX), u64::MAX);
+            let mut last = before.range(of_version).peekable();
+            last.peek().is_some() && !last.any(|(_, segment, _)| is_there(*segment))
+        };
         left.into_iter()
-            .filter(|promise| segments.get(promise.segment).is_some())
+            .filter(|promise| is_there(promise.segment) && !left_with_nodes(promise.version))
             .map(|promise| Gone {
                 reader: promise.reader,
                 key: promise.key.clone(),
