@@ -11,6 +11,9 @@
 //! stays there for at most [`HEAD_WAIT`] after eviction last made room. It is then woken to take
 //! the room that is free, and moves behind the other puts.
 //!
+//! Eviction makes no room for a woken put. The free room already covers its demand, and becomes used
+//! room while the put makes its pass. So its demand would count twice.
+//!
 //! ADR 0022 says why waiting puts form a queue.
 
 use super::Pool;
@@ -91,14 +94,14 @@ pub(super) struct PutQueue {
 /// The demands that eviction serves next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct QueuedDemand {
-    /// The number of the put at the head.
+    /// The number of the first put that is not woken.
     pub(super) first: u64,
     /// The number of that put's passes that did not serve it. Other puts have taken the room that
     /// was made before the last pass.
     pub(super) passes: u64,
-    /// The demand of the put at the head.
+    /// That put's demand.
     pub(super) demand: Demand,
-    /// The bytes of the put at the head and of some puts behind it.
+    /// The bytes of that put and of some puts behind it.
     pub(super) bytes: u64,
     /// The earliest time at which one of these puts gives up.
     pub(super) until: BootInstant,
@@ -126,6 +129,9 @@ impl QueuedPut<'_> {
             waiter.passes += u64::from(waiter.woken);
             waiter.woken = false;
         }
+        drop(state);
+        // The put was not served, so eviction must make room for it again.
+        self.pool.evictor_wake.wake();
     }
 }
 
@@ -143,6 +149,10 @@ impl Drop for QueuedPut<'_> {
         queue.length.store(state.waiters.len(), Ordering::Release);
         drop(state);
         self.pool.wake_waiting_puts();
+        if !queue.is_empty() {
+            // The room that this put took is not free for the others.
+            self.pool.evictor_wake.wake();
+        }
     }
 }
 
@@ -171,11 +181,12 @@ impl PutQueue {
         }
     }
 
-    /// The demand of the put at the head, together with the demands behind it while their sum is at most `most`
-    /// bytes.
+    /// The demand of the first put that is not woken, together with the demands behind it while
+    /// their sum is at most `most` bytes.
     pub(super) fn demanded(&self, most: u64) -> Option<QueuedDemand> {
         let state = self.state.lock();
-        let first = state.waiters.front()?;
+        let mut waiting = state.waiters.iter().filter(|waiter| !waiter.woken);
+        let first = waiting.next()?;
         let mut demanded = QueuedDemand {
             first: first.number,
             passes: first.passes,
@@ -183,7 +194,7 @@ impl PutQueue {
             bytes: first.demand.counted(most),
             until: first.demand.until,
         };
-        for waiter in state.waiters.iter().skip(1) {
+        for waiter in waiting {
             let bytes = demanded.bytes.saturating_add(waiter.demand.counted(most));
             if bytes > most {
                 break;
