@@ -299,3 +299,39 @@ impl Pool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn eviction_makes_no_room_for_woken_puts() {
+        let queue = PutQueue::default();
+        let add = |number: u64, woken| {
+            let waiter = Waiter {
+                number,
+                class: Class::Put,
+                demand: Demand {
+                    bytes: number * 10,
+                    largest: number * 10,
+                    copies: 1,
+                    until: BootInstant(100 - number),
+                },
+                woken,
+                passes: 0,
+                first_since: None,
+                turn: Arc::default(),
+            };
+            queue.state.lock().waiters.push_back(waiter);
+        };
+        assert_eq!(queue.demanded(100), None);
+        add(1, true);
+        assert_eq!(queue.demanded(100), None);
+        add(2, false);
+        add(3, true);
+        add(4, false);
+        let demanded = queue.demanded(100).unwrap();
+        assert_eq!((demanded.first, demanded.demand.bytes), (2, 20));
+        assert_eq!((demanded.bytes, demanded.until), (60, BootInstant(96)));
+    }
+}

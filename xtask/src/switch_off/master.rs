@@ -221,6 +221,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 8,
+        what: "eviction does not count a woken put, whose room is free or taken",
+        file: "master/src/pool/put_queue.rs",
+        on: ".filter(|waiter| !waiter.woken);",
+        off: ".filter(|waiter| true || !waiter.woken);",
+        package: "kvpool-master",
+        test: "eviction_makes_no_room_for_woken_puts",
+    },
+    Mechanism {
+        invariant: 8,
         what: "a put is not woken to take the range of the put before it",
         file: "master/src/pool/put_queue.rs",
         on: "                    0 => demand.largest,",
