@@ -1,9 +1,9 @@
 //! Admission: which blocks a medium takes when its writes have a budget.
 //!
 //! A flash device wears with each write, so a medium may have a budget of bytes per day. Unused budget
-//! accumulates up to half of a zone. While at least half of that is left, every block is admitted. Below
-//! half, a block is admitted if its parent has a copy or was admitted, because a chain is read from its start.
-//! Below a quarter, only two kinds of blocks are admitted: hard-pinned blocks, and blocks that were put again
+//! accumulates for an hour, and at least up to half of a zone. While a quarter of a zone is left, every block is
+//! admitted. Below that, a block is admitted if its parent has a copy or was admitted, because a chain is read
+//! from its start. Below an eighth of a zone, only two kinds of blocks are admitted: hard-pinned blocks, and blocks that were put again
 //! after the pool had lost them. The latter are used more than once. Random admission would break chains and
 //! gain almost nothing. A hard-pinned block that is not admitted waits for the budget. Others get no copy.
 //!
@@ -23,8 +23,10 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const DAY: f64 = 24.0 * 3600.0;
-/// The share of a zone up to which unused budget accumulates. Any further unused budget is lost.
-const COLLECTED: f64 = 0.5;
+/// The share of a zone that counts as a full budget.
+const FULL: f64 = 0.5;
+/// The seconds for which unused budget accumulates beyond a full budget. Any further unused budget is lost.
+const COLLECTED: f64 = 3600.0;
 /// The number of keys in each of two generations. A key takes 16 bytes.
 const GENERATION: usize = 1 << 20;
 
@@ -43,7 +45,8 @@ pub(super) struct Admission {
 #[derive(Debug)]
 struct Budget {
     bytes_per_second: f64,
-    most: f64,
+    /// The bytes of a full budget.
+    full: f64,
     level: f64,
     at: BootInstant,
 }
@@ -51,7 +54,8 @@ struct Budget {
 impl Budget {
     fn refill(&mut self, now: BootInstant) {
         let passed = now.since(self.at).as_secs_f64();
-        self.level = (self.level + passed * self.bytes_per_second).min(self.most);
+        let most = self.full.max(COLLECTED * self.bytes_per_second);
+        self.level = (self.level + passed * self.bytes_per_second).min(most);
         self.at = now;
     }
 }
@@ -95,15 +99,17 @@ impl Admission {
             budgets.remove(&medium.id);
         } else {
             #[allow(clippy::cast_precision_loss, reason = "a rate need not be exact")]
-            let (per_day, most) = (bytes_per_day as f64, medium.zone.0 as f64 * COLLECTED);
+            let (per_day, full) = (bytes_per_day as f64, medium.zone.0 as f64 * FULL);
             let budget = budgets.entry(medium.id).or_insert(Budget {
                 bytes_per_second: 0.0,
-                most,
+                full,
                 level: 0.0,
                 at: now,
             });
             budget.refill(now);
             budget.bytes_per_second = per_day / DAY;
+            // A lower rate collects less.
+            budget.refill(now);
         }
         self.is_on.store(!budgets.is_empty(), Ordering::Release);
     }
@@ -140,12 +146,12 @@ impl Admission {
         }
     }
 
-    /// The accumulated budget of a medium, as a share of the maximum. `None` without a budget.
+    /// The accumulated budget of a medium, in proportion to a full budget. `None` without a budget.
     fn left(&self, medium: SegmentId, now: BootInstant) -> Option<f64> {
         let mut budgets = self.budgets.lock();
         let budget = budgets.get_mut(&medium)?;
         budget.refill(now);
-        Some(budget.level / budget.most)
+        Some(budget.level / budget.full)
     }
 }
 
@@ -176,5 +182,39 @@ impl Pool {
         };
         let is_first = waiting.is_pinned || waiting.was_lost;
         left >= 0.5 || left > 0.0 && is_first || left >= 0.25 && follows()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn unused_budget_of_an_hour_is_kept() {
+        let start = BootInstant(0);
+        let mut budget = Budget {
+            bytes_per_second: 10.0,
+            full: 100.0,
+            level: 0.0,
+            at: start,
+        };
+        let minutes = |minutes: u64| start.after(Duration::from_secs(60 * minutes));
+        for (at, level) in [(1, 600.0), (30, 18_000.0), (60, 36_000.0), (600, 36_000.0)] {
+            budget.refill(minutes(at));
+            assert!(
+                (budget.level - level).abs() < 1.0,
+                "{} after {at} min",
+                budget.level
+            );
+        }
+        // At a low rate a full budget is more than that of an hour.
+        budget.bytes_per_second = 0.01;
+        budget.refill(minutes(601));
+        assert!(
+            (budget.level - budget.full).abs() < 0.01,
+            "{}",
+            budget.level
+        );
     }
 }
