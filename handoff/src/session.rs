@@ -328,6 +328,7 @@ impl HandoffSession {
             secret: options.secret,
             stall: options.stall,
             rdma: None,
+            reads_directly: false,
             letters: Some(LetterOptions {
                 address: Some(address.clone()),
                 letter_box: Arc::new(Inbox {

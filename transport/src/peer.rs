@@ -10,6 +10,7 @@
 //! - `background`: jobs for peers on threads of their own
 //! - [`secret`]: the proof that a process may connect
 //! - `exposed`: the ranges that peers may touch, and the wait until no peer touches a range
+//! - `direct`: reads from the memory of a peer on the same host.
 //! - `host`: a process as its data port sees it: its memory is one segment, and offsets are
 //!   addresses
 //! - `mailbox`: short messages from peers
@@ -33,6 +34,7 @@
 //! ADR 0014 says what a peer may access, and why. ADR 0050 adds rooms.
 
 mod background;
+mod direct;
 pub mod endpoint;
 mod exposed;
 mod host;

@@ -31,6 +31,7 @@ fn stranger(secret: &str) -> Endpoint {
         secret: Secret::new(secret),
         stall: Duration::from_secs(5),
         rdma: None,
+        reads_directly: false,
         letters: Some(LetterOptions {
             address: None,
             letter_box: Arc::new(Deaf),

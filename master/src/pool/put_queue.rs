@@ -11,8 +11,8 @@
 //! stays there for at most [`HEAD_WAIT`] after eviction last made room. It is then woken to take
 //! the room that is free, and moves behind the other puts.
 //!
-//! Eviction makes no room for a woken put. The free room already covers its demand, and becomes used
-//! room while the put makes its pass. So its demand would count twice.
+//! Eviction makes no room for a woken put. It is taking free room, which becomes used room during its
+//! pass. So its demand would count twice.
 //!
 //! ADR 0022 says why waiting puts form a queue.
 

@@ -37,8 +37,9 @@ class EngineBase:
     def _log_news(self, native: PeerEngine) -> None:
         """Logs the transport of each peer, once and after each change."""
         with contextlib.suppress(RuntimeError):
-            for target, (kind, why) in native.news():
+            for target, (kind, why, reads_directly) in native.news():
+                copied = "; large reads are copied from its process" if reads_directly else ""
                 if why is None or self._is_tcp:
-                    log.info("peer %s: bytes go over %s", target, kind.upper())
+                    log.info("peer %s: bytes go over %s%s", target, kind.upper(), copied)
                 else:
-                    log.warning("peer %s: bytes go over %s: %s", target, kind.upper(), why)
+                    log.warning("peer %s: bytes go over %s: %s%s", target, kind.upper(), why, copied)

@@ -9,7 +9,7 @@ import os
 import socket
 
 from kvpool._native import PeerEngine
-from mooncake._settings import parse_devices
+from mooncake._settings import parse_bool, parse_devices
 
 DEFAULT_TIMEOUT = 30.0
 """The longest time of a transfer, in seconds."""
@@ -24,6 +24,12 @@ def timeout_setting() -> float:
     if not 0 < seconds < math.inf:
         raise ValueError(f"KVPOOL_ENGINE_TIMEOUT={text} is no time in seconds")
     return seconds
+
+
+def direct_setting() -> bool:
+    """Reads whether large reads from peers on this host are copied from their processes. Raises ValueError."""
+    name = "KVPOOL_ENGINE_DIRECT_READS"
+    return parse_bool(os.environ.get(name) or "true", name)
 
 
 def split(local_hostname: str) -> tuple[str, int]:
@@ -47,7 +53,7 @@ def devices(device_name: str | None) -> tuple[str, ...]:
 
 
 def serve(
-    host: str, port: int, secret: str, any_port: bool, devices: list[str] | None
+    host: str, port: int, secret: str, any_port: bool, devices: list[str] | None, reads_directly: bool
 ) -> tuple[PeerEngine, str]:
     """Listens on the address of the host name, else on all interfaces. Returns the engine and its address.
 
@@ -63,7 +69,7 @@ def serve(
     last: OSError = OSError("no address")
     for bind, number in tries:
         try:
-            return PeerEngine(bind, number, host, secret, devices), bind
+            return PeerEngine(bind, number, host, secret, devices, reads_directly), bind
         except OSError as error:
             last = error
     raise last

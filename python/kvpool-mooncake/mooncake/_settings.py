@@ -164,7 +164,8 @@ _TRUE: Final = ("true", "1", "yes", "on")
 _FALSE: Final = ("false", "0", "no", "off")
 
 
-def _bool(value: object, what: str) -> bool:
+def parse_bool(value: object, what: str) -> bool:
+    """Reads true or false. Raises BadSetting, a ValueError, for anything else."""
     text = str(value).strip().lower()
     if text not in _TRUE + _FALSE:
         raise BadSetting(f"{what}: {value!r} is neither true nor false")
@@ -223,7 +224,7 @@ def read_settings(given: Mapping[str, object]) -> Settings:
     buffer_size = values.get("local_buffer_size", settings.buffer_size)
     protocol = _text(values.get("protocol", settings.protocol), "protocol").lower()
     devices = parse_devices(values.get("rdma_devices"))
-    offload = _bool(values.get("enable_ssd_offload") or False, "enable_ssd_offload")
+    offload = parse_bool(values.get("enable_ssd_offload") or False, "enable_ssd_offload")
     offload_path = _text(values.get("ssd_offload_path") or "", "ssd_offload_path")
     ignored = [str(name) for name in given if name not in known]
     if offload_path and not offload:

@@ -20,6 +20,8 @@ Settings, from the environment:
 
 - `KVPOOL_ENGINE_SECRET`: the secret that all peers must share (default: none)
 - `KVPOOL_ENGINE_TIMEOUT`: the longest time of a transfer, in seconds (default: 30)
+- `KVPOOL_ENGINE_DIRECT_READS`: whether reads of 1 MiB and more from a peer on the same host are copied from its
+  process, where the kernel permits it and bytes do not go over RDMA (default: true)
 """
 
 from __future__ import annotations
@@ -124,6 +126,7 @@ class TransferEngine(_MemoryMethods, _TransferMethods, _BackgroundMethods, _Cuda
         try:
             host, port = _session.split(local_hostname)
             timeout = _session.timeout_setting()
+            reads_directly = _session.direct_setting()
         except ValueError as error:
             return _failed("initialize", error)
         devices = None
@@ -139,7 +142,9 @@ class TransferEngine(_MemoryMethods, _TransferMethods, _BackgroundMethods, _Cuda
             if self._native is not None:
                 return _failed("initialize", "the engine is initialized already")
             try:
-                native, bound = _session.serve(host, port, secret, peer_to_peer, devices)
+                native, bound = _session.serve(
+                    host, port, secret, peer_to_peer, devices, reads_directly
+                )
             except (OSError, ValueError) as error:
                 return _failed("initialize", f"{local_hostname!r}: {error}")
             self._native, self._host, self._timeout = native, host, timeout
@@ -217,7 +222,7 @@ class TransferEngine(_MemoryMethods, _TransferMethods, _BackgroundMethods, _Cuda
             _failed("get_transport", "the engine is not initialized")
             return ""
         try:
-            kind, _why = native.route(target_hostname, _PROBE_TIMEOUT)
+            kind, _why, _direct = native.route(target_hostname, _PROBE_TIMEOUT)
         except (ValueError, OSError, RuntimeError) as error:
             _failed("get_transport", error)
             return ""

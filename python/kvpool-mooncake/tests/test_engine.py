@@ -471,6 +471,27 @@ def test_missing_rdma_is_logged_once_and_bytes_go_over_tcp(caplog, peer) -> None
     engine.close()
 
 
+@pytest.mark.parametrize(("setting", "copied"), [("true", True), ("false", False)])
+def test_large_reads_are_copied_from_a_peer_on_this_host(monkeypatch, caplog, peer, setting, copied) -> None:
+    length = 20 * MIB + 17
+    with caplog.at_level("INFO", "mooncake"):
+        engine = started(monkeypatch, KVPOOL_ENGINE_DIRECT_READS=setting)
+        there, here = peer.buffer(length, 1), engine.allocate_managed_buffer(length)
+        assert engine.transfer_sync_read(peer.session, here, there, length) == 0
+    assert engine.read_bytes_from_buffer(here, length) == pattern(length, 1)
+    said = [record.getMessage() for record in caplog.records if peer.session in record.getMessage()]
+    assert len(said) == 1
+    if copied and not said[0].endswith("copied from its process"):
+        pytest.skip("process_vm_readv is not permitted here")
+    assert said[0].endswith("copied from its process") == copied
+    # A peer that is gone, and memory that is not registered any more, are not read.
+    assert peer("unregister_memory", there) == 0
+    assert engine.transfer_sync_read(peer.session, here, there, length) == -1
+    peer.stop()
+    assert engine.transfer_sync_read(peer.session, here, there, length) == -1
+    engine.close()
+
+
 def test_the_transport_to_a_peer_is_reported(engine, peer, caplog) -> None:
     assert engine.get_transport(peer.session) == "tcp"
     assert engine.get_transport("127.0.0.1:1") == ""

@@ -76,9 +76,10 @@ impl PeerEngine {
     /// Serves peers at `host` and `port`; 0 means any free port. `name` is for the peers' logs. Peers need the
     /// same `secret`. With an empty secret every process that reaches the port may access registered memory.
     /// Bytes go over the named RDMA devices, or over all devices for an empty list. With None, or without a
-    /// device, bytes go over TCP.
+    /// device, bytes go over TCP. With `reads_directly`, this process and peers on the same host copy large
+    /// reads from each other's memory instead, where the kernel permits it.
     #[new]
-    #[pyo3(signature = (host, port, name, secret, rdma_devices=None))]
+    #[pyo3(signature = (host, port, name, secret, rdma_devices=None, reads_directly=true))]
     fn new(
         py: Python<'_>,
         host: &str,
@@ -86,6 +87,7 @@ impl PeerEngine {
         name: String,
         secret: &str,
         rdma_devices: Option<Vec<String>>,
+        reads_directly: bool,
     ) -> PyResult<Self> {
         let resident =
             Resident::new().map_err(|fault| PyRuntimeError::new_err(fault.message().to_owned()))?;
@@ -98,6 +100,7 @@ impl PeerEngine {
                     devices,
                     ..RdmaOptions::default()
                 }),
+                reads_directly,
                 letters: None,
             };
             Endpoint::start(TcpListener::bind((host, port))?, options)
@@ -128,7 +131,8 @@ impl PeerEngine {
         })
     }
 
-    /// The transport to the peer at `target`, "rdma" or "tcp", and the reason if it is not "rdma".
+    /// The transport to the peer at `target`, "rdma" or "tcp", the reason if it is not "rdma", and whether large
+    /// reads are copied from the peer's process.
     fn route(&self, py: Python<'_>, target: &str, timeout: f64) -> PyResult<Told> {
         let deadline = Instant::now() + seconds(timeout)?;
         let session = self.session()?;
@@ -444,8 +448,8 @@ impl Session {
     }
 }
 
-/// The transport to a peer, and the reason if it is not RDMA.
-type Told = (&'static str, Option<String>);
+/// The transport to a peer, the reason if it is not RDMA, and whether large reads are copied from its process.
+type Told = (&'static str, Option<String>, bool);
 
 fn told(route: Route) -> Told {
     let kind = match route.kind {
@@ -453,7 +457,11 @@ fn told(route: Route) -> Told {
         TransportKind::Tcp => "tcp",
         TransportKind::Shm => "shm",
     };
-    (kind, route.why.map(|why| why.to_string()))
+    (
+        kind,
+        route.why.map(|why| why.to_string()),
+        route.reads_directly,
+    )
 }
 
 fn direction(write: bool) -> Direction {

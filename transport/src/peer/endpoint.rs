@@ -1,6 +1,7 @@
 //! One process's side of peer memory: the ranges it exposes, and its transfers from and to peers.
 
 use super::background::Background;
+use super::direct::Card;
 use super::exposed::{ExposeError, StillTouched};
 use super::host::{INDEX, MAILBOX, PeerHost};
 use super::letters::{LetterOptions, LetterWriter, MAX_ADDRESS};
@@ -50,6 +51,9 @@ pub struct EndpointOptions {
     pub stall: Duration,
     /// The RDMA ports to use with peers that have some; `None` for TCP alone.
     pub rdma: Option<RdmaOptions>,
+    /// Whether this process and peers on its host may copy from each other's exposed memory, where the kernel
+    /// permits it and bytes do not go over RDMA. Otherwise such reads go over TCP.
+    pub reads_directly: bool,
     /// How letters are exchanged; `None` when they are not.
     pub letters: Option<LetterOptions>,
 }
@@ -61,6 +65,8 @@ pub struct Route {
     pub kind: TransportKind,
     /// Why RDMA is not used.
     pub why: Option<Arc<str>>,
+    /// Whether large reads are copied from the memory of the peer's process, which is on the same host.
+    pub reads_directly: bool,
 }
 
 /// A session: this process's memory for its peers, and access to theirs. The drop ends both.
@@ -69,7 +75,7 @@ pub struct Route {
 pub struct Endpoint {
     // Dropped in this order: once the server has ended, no peer touches the memory.
     server: ServerHandle,
-    host: Arc<PeerHost>,
+    pub(super) host: Arc<PeerHost>,
     targets: Targets,
     /// The names of the RDMA ports, or why there are none.
     ports: Result<Vec<String>, Arc<str>>,
@@ -106,7 +112,11 @@ impl Endpoint {
         let letter_box = options.letters.as_ref();
         let letter_box = letter_box.map(|letters| Arc::clone(&letters.letter_box));
         let secret = options.secret.clone();
-        let host = PeerHost::new(&options.name, secret, fabric.clone(), letter_box);
+        let card = options.reads_directly.then(Card::new).and_then(|card| {
+            card.inspect_err(|error| tracing::debug!(%error, "no direct reads on this host"))
+                .ok()
+        });
+        let host = PeerHost::new(&options.name, secret, fabric.clone(), card, letter_box);
         let here = listener.local_addr()?;
         let letters = match options.letters {
             None => None,
@@ -129,7 +139,7 @@ impl Endpoint {
         Ok(Self {
             server: Server::start(listener, host.clone(), serving)?,
             host,
-            targets: Targets::new(options.secret, rdma),
+            targets: Targets::new(options.secret, rdma, options.reads_directly),
             ports,
             next_grant: Arc::new(AtomicU64::new(1)),
             letters,

@@ -1,5 +1,6 @@
 //! The host of a process's data port: which peers may connect, and which memory they may access.
 
+use super::direct::Card;
 use super::exposed::{ActiveReceives, ExposeError, Exposed, ReceiveGuard, StillTouched};
 use super::letters::{LetterBox, LetterReader, MAX_LETTER};
 use super::mailbox::{MAX_MESSAGE, Mailbox};
@@ -29,6 +30,8 @@ pub const MEMORY: SegmentId = SegmentId(0);
 pub(super) const MAILBOX: SegmentId = SegmentId(1);
 /// A write to this segment is a letter: see `letters`.
 pub(super) const LETTERS: SegmentId = SegmentId(3);
+/// The card of this process: see `direct`.
+pub(super) const CARD: SegmentId = SegmentId(4);
 /// Eight bytes: the address of the first exposed range, 0 when there is none.
 pub(super) const INDEX: SegmentId = SegmentId(2);
 
@@ -47,6 +50,8 @@ pub(super) struct PeerHost {
     /// The ports that peers may use. Their protection domains hold no other registrations for
     /// peers, so no key opens any other memory of the process.
     rdma: Option<Arc<Fabric>>,
+    /// Told to peers, where this process permits direct reads.
+    pub(super) card: Option<Card>,
     pub(super) exposed: Exposed,
     pub(super) mailbox: Mailbox,
     pub(super) rooms: MemoryRooms,
@@ -70,6 +75,7 @@ impl PeerHost {
         name: &str,
         secret: Secret,
         rdma: Option<Arc<Fabric>>,
+        card: Option<Card>,
         letter_box: Option<Arc<dyn LetterBox>>,
     ) -> Arc<Self> {
         let session = Incarnation(rand::random());
@@ -82,6 +88,7 @@ impl PeerHost {
             signer: secret.grant_key(session).signer(),
             secret,
             rdma,
+            card,
             exposed: Exposed::default(),
             mailbox: Mailbox::default(),
             rooms: MemoryRooms::default(),
@@ -405,6 +412,8 @@ impl Host for PeerHost {
         let whole = if item.extent.segment == INDEX {
             let first = self.exposed.first().unwrap_or(0);
             Region::from(first.to_le_bytes().to_vec()).whole()
+        } else if let (CARD, Some(card)) = (item.extent.segment, &self.card) {
+            Region::from(card.bytes()).whole()
         } else {
             self.touch(&item.extent)?.0
         };

@@ -90,8 +90,13 @@ impl Run {
         self.extent.length.0 > PIECE_BYTES
     }
 
-    /// The run's pieces, in order.
-    pub(super) fn pieces(&self) -> Vec<RunPiece> {
+    /// Whether bytes may be copied into the local memory.
+    pub(super) fn is_writable(&self) -> bool {
+        self.local.iter().all(Slice::is_writable)
+    }
+
+    /// The run's pieces of at most `most` bytes, in order.
+    pub(super) fn pieces(&self, most: u64) -> Vec<RunPiece> {
         let mut pieces = Vec::new();
         let mut open = RunPiece {
             extent: extent(self.extent.offset.0, 0),
@@ -100,14 +105,14 @@ impl Run {
         for slice in &self.local {
             let mut at = 0;
             while at < slice.length().0 {
-                let room = PIECE_BYTES - open.extent.length.0;
+                let room = most - open.extent.length.0;
                 let taken = room.min(slice.length().0 - at);
                 let part = slice.slice(Offset(at), Length(taken));
                 open.local.extend(part);
                 open.extent.length.0 += taken;
                 at += taken;
-                if open.extent.length.0 == PIECE_BYTES {
-                    let next = open.extent.offset.0.saturating_add(PIECE_BYTES);
+                if open.extent.length.0 == most {
+                    let next = open.extent.offset.0.saturating_add(most);
                     let full = std::mem::replace(
                         &mut open,
                         RunPiece {
@@ -175,7 +180,7 @@ mod tests {
             panic!("two neighbours are one run")
         };
         assert!(run.is_cut());
-        let pieces = run.pieces();
+        let pieces = run.pieces(PIECE_BYTES);
         let mut next = 4096;
         for piece in &pieces {
             assert_eq!(piece.extent.offset.0, next);

@@ -2,17 +2,22 @@
 //!
 //! Each target has a TCP link. Where both ends have RDMA it also has queue pairs.
 
+use super::direct::{CARD_BYTES, DirectMemory};
 use super::endpoint::Route;
-use super::host::CLUSTER;
+use super::host::{CARD, CLUSTER};
 use super::names::Names;
 use super::secret::Secret;
-use crate::link::{Link, TransferError};
+use crate::link::{Link, ReadOp, TransferError};
+use crate::memory::Region;
 use crate::outcomes::{deadline_exceeded, invalid};
 use crate::rdma::{self, Fabric, RdmaLink};
 use crate::tcp;
+use futures::executor::block_on;
 use kvpool_types::wire::data::Hello;
 use kvpool_types::wire::frame;
-use kvpool_types::{ChecksumAlgorithm, ClientId, Code, GrantSigner, Incarnation};
+use kvpool_types::{
+    ChecksumAlgorithm, ClientId, Code, Epoch, Extent, GrantSigner, Incarnation, Length, Offset,
+};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -22,6 +27,8 @@ use std::time::{Duration, Instant};
 
 /// The longest time that connecting to an absent peer may take, whatever the call's deadline.
 const CONNECT: Duration = Duration::from_secs(10);
+/// The longest time to wait for a peer's card.
+const CARD_TIME: Duration = Duration::from_secs(1);
 /// The number of targets above which targets without an open link are dropped.
 const SWEEP_AT: usize = 64;
 
@@ -38,6 +45,8 @@ pub(super) struct Connected {
     pub(super) tcp: Arc<dyn Link>,
     /// Carries the bytes, or the reason why there is no RDMA.
     pub(super) rdma: Result<Arc<RdmaLink>, Arc<str>>,
+    /// The peer's memory, where this process can copy from it.
+    pub(super) direct: Option<Arc<DirectMemory>>,
     pub(super) session: Incarnation,
     pub(super) signer: GrantSigner,
 }
@@ -56,6 +65,8 @@ impl Connected {
         Route {
             kind: self.data().kind(),
             why: self.rdma.as_ref().err().cloned(),
+            reads_directly: self.rdma.is_err()
+                && self.direct.as_ref().is_some_and(|direct| direct.works()),
         }
     }
 
@@ -122,6 +133,8 @@ pub(super) struct Targets {
     secret: Secret,
     /// This process's ports, or why it has none.
     rdma: Result<Arc<Fabric>, Arc<str>>,
+    /// Whether to copy from the memory of peers on this host.
+    reads_directly: bool,
     names: Names,
     entries: Mutex<HashMap<String, SharedTarget>>,
     /// The route changes that [`Targets::route_changes`] has not returned yet.
@@ -129,11 +142,16 @@ pub(super) struct Targets {
 }
 
 impl Targets {
-    pub(super) fn new(secret: Secret, rdma: Result<Arc<Fabric>, Arc<str>>) -> Self {
+    pub(super) fn new(
+        secret: Secret,
+        rdma: Result<Arc<Fabric>, Arc<str>>,
+        reads_directly: bool,
+    ) -> Self {
         Self {
             client: ClientId(rand::random()),
             secret,
             rdma,
+            reads_directly,
             names: Names::new(),
             entries: Mutex::default(),
             route_changes: Mutex::default(),
@@ -198,8 +216,8 @@ impl Targets {
 
     /// Logs and records a target's new route.
     fn announce(&self, target: &str, route: Route) {
-        let why = route.why.as_deref();
-        tracing::info!(target, kind = ?route.kind, why, "route to a peer's memory changed");
+        let (why, reads_directly) = (route.why.as_deref(), route.reads_directly);
+        tracing::info!(target, kind = ?route.kind, why, reads_directly, "route to a peer's memory changed");
         let mut route_changes = self.route_changes.lock();
         if route_changes.len() < MAX_ROUTE_CHANGES {
             route_changes.push((target.to_owned(), route));
@@ -269,14 +287,42 @@ impl Targets {
             ..hello
         };
         let (rdma, may_pass) = with_queue_pairs(rdma, address, hello, deadline)?;
+        let direct = (self.reads_directly && rdma.is_err()).then(|| direct_memory(&*tcp, deadline));
         let connected = Connected {
             tcp,
             rdma,
+            direct: direct.flatten(),
             session: reply.incarnation,
             signer: self.secret.grant_key(reply.incarnation).signer(),
         };
         Ok((connected, may_pass))
     }
+}
+
+/// The memory of the peer at the other end of `tcp`, if this process can copy from it.
+fn direct_memory(tcp: &dyn Link, deadline: Instant) -> Option<Arc<DirectMemory>> {
+    // A peer that is slow to answer gets no direct reads, and the caller keeps its time.
+    let deadline = deadline.min(Instant::now() + CARD_TIME);
+    let card = Region::allocate(Length(CARD_BYTES));
+    let read = ReadOp {
+        extent: Extent {
+            segment: CARD,
+            offset: Offset(0),
+            length: Length(CARD_BYTES),
+        },
+        from: Offset(0),
+        into: vec![card.whole()],
+        right: None,
+    };
+    let asked = block_on(tcp.read(Epoch(0), vec![read], deadline));
+    let told = asked.into_iter().next()?;
+    // Also a peer of an older version refuses.
+    told.inspect_err(|error| tracing::debug!(%error, "the peer tells no process to read from"))
+        .ok()?;
+    DirectMemory::open(&card.whole().to_vec())
+        .inspect_err(|error| tracing::debug!(%error, "no direct reads from the peer's memory"))
+        .ok()
+        .map(Arc::new)
 }
 
 /// Tries the addresses of a target in order, until one succeeds. Each may take its share of the time left. So
@@ -344,7 +390,7 @@ mod tests {
         let (silent, right) = (listen(), listen());
         let found = [silent, right].map(|listener| (listener.local_addr().unwrap(), listener));
         let addresses = found.each_ref().map(|(address, _)| *address);
-        let targets = Targets::new(Secret::default(), Err("none here".into()));
+        let targets = Targets::new(Secret::default(), Err("none here".into()), false);
         let deadline = Instant::now() + Duration::from_secs(2);
         let tried = first_of("peer", &addresses, deadline, |address, until| {
             if address == addresses[0] {

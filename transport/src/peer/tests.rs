@@ -3,6 +3,7 @@
 mod intruder;
 mod letters;
 mod rdma;
+mod reads;
 mod rooms;
 mod watch;
 
@@ -32,6 +33,7 @@ fn endpoint_with(secret: &str) -> Endpoint {
         secret: Secret::new(secret),
         stall: Duration::from_secs(20),
         rdma: ports(),
+        reads_directly: true,
         letters: None,
     };
     Endpoint::start(listener, options).unwrap()
@@ -356,6 +358,7 @@ fn an_absent_peer_is_reported_and_a_returned_peer_is_found() {
         secret: Secret::default(),
         stall: Duration::from_secs(20),
         rdma: ports(),
+        reads_directly: true,
         letters: None,
     };
     let second = Endpoint::start(TcpListener::bind(at).unwrap(), options).unwrap();

@@ -1,5 +1,6 @@
 //! One transfer over the links to a peer: moves what the peer admits, and verifies it.
 
+use super::direct::{self, DirectMemory};
 use super::endpoint::Direction;
 use super::plan::{Move, PIECE_BYTES, Run, single};
 use super::targets::Connected;
@@ -7,11 +8,13 @@ use crate::checksum::combine_chunks;
 use crate::link::{ReadOp, SumsOp, TransferError, WriteOp};
 use crate::memory::{Region, Slice};
 use futures::executor::block_on;
-use kvpool_types::{Code, Epoch, Extent, GrantId, Length, Offset};
+use kvpool_types::{Checksum, Code, Epoch, Extent, GrantId, Length, Offset};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-type Outcome = Result<(), TransferError>;
+pub(super) type Outcome = Result<(), TransferError>;
+/// The chunk checksums of one range.
+pub(super) type Sums = Result<Vec<Checksum>, TransferError>;
 
 /// A transfer and its links.
 pub(super) struct PeerTransfer<'a> {
@@ -67,23 +70,26 @@ impl PeerTransfer<'_> {
     }
 
     /// Asks the peer to judge whole runs before their first byte is sent. Over TCP only writes in
-    /// several pieces need this: a frame judges a run that goes in one.
+    /// several pieces need this: a frame judges a run that goes in one. Direct reads need it for all runs.
     fn admitted(&self, runs: &[Run]) -> Vec<Outcome> {
         if let Ok(rdma) = &self.peer.rdma {
             let extents = runs.iter().map(|run| run.extent).collect();
             return block_on(rdma.locate(extents, self.deadline));
         }
         let mut outcomes = vec![Ok(()); runs.len()];
-        let cut = (0..runs.len()).filter(|index| runs.get(*index).is_some_and(Run::is_cut));
-        let cut: Vec<usize> = match self.direction {
-            Direction::Write => cut.collect(),
+        let all = || 0..runs.len();
+        let asked_of: Vec<usize> = match self.direction {
+            Direction::Write => all()
+                .filter(|index| runs.get(*index).is_some_and(Run::is_cut))
+                .collect(),
+            Direction::Read if self.direct(runs.iter()).is_some() => all().collect(),
             Direction::Read => Vec::new(),
         };
-        if cut.is_empty() {
+        if asked_of.is_empty() {
             return outcomes;
         }
-        let scratch = Region::allocate(Length(cut.len() as u64));
-        let asked = cut.iter().enumerate().filter_map(|(at, index)| {
+        let scratch = Region::allocate(Length(asked_of.len() as u64));
+        let asked = asked_of.iter().enumerate().filter_map(|(at, index)| {
             Some(ReadOp {
                 extent: runs.get(*index)?.extent,
                 from: Offset(0),
@@ -92,7 +98,7 @@ impl PeerTransfer<'_> {
             })
         });
         let reading = self.peer.tcp.read(Epoch(0), asked.collect(), self.deadline);
-        for (index, outcome) in cut.into_iter().zip(block_on(reading)) {
+        for (index, outcome) in asked_of.into_iter().zip(block_on(reading)) {
             if let Some(known) = outcomes.get_mut(index) {
                 *known = outcome.map(drop);
             }
@@ -108,7 +114,7 @@ impl PeerTransfer<'_> {
             if !matches!(outcomes.get(index), Some(Ok(()))) {
                 continue;
             }
-            for piece in run.pieces() {
+            for piece in run.pieces(PIECE_BYTES) {
                 ops.push(self.signed(piece.extent, piece.local));
                 of_run.push(index);
             }
@@ -148,6 +154,15 @@ impl PeerTransfer<'_> {
 
     fn read_checked(&self, runs: &[&Run]) -> Vec<Outcome> {
         let link = self.peer.data();
+        if let Some(direct) = self.direct(runs.iter().copied()) {
+            let ask = |extent: Extent| link.sums(Epoch(0), vec![extent.into()], self.deadline);
+            match direct.read(runs, self.deadline, ask) {
+                Ok(outcomes) => return outcomes,
+                Err(error) => {
+                    tracing::debug!(%error, "a direct read failed: it is repeated over TCP")
+                }
+            }
+        }
         let ops = runs.iter().map(|run| ReadOp {
             extent: run.extent,
             from: Offset(0),
@@ -180,6 +195,18 @@ impl PeerTransfer<'_> {
             }));
         }
         outcomes
+    }
+
+    /// The peer's memory, if these runs are to be copied from it. Few bytes are not, nor what RDMA can move.
+    fn direct<'r>(&self, runs: impl ExactSizeIterator<Item = &'r Run>) -> Option<&DirectMemory> {
+        let direct = self.peer.direct.as_deref().filter(|it| it.works())?;
+        let least = direct::LEAST.max(direct::LEAST_OF_RUN * runs.len() as u64);
+        let (mut bytes, mut writable) = (0_u64, true);
+        for run in runs {
+            bytes = bytes.saturating_add(run.extent.length.0);
+            writable &= run.is_writable();
+        }
+        (bytes >= least && writable && self.peer.rdma.is_err()).then_some(direct)
     }
 }
 

@@ -58,6 +58,7 @@ impl Insider {
             secret: patient().secret,
             stall: Duration::from_secs(5),
             rdma: None,
+            reads_directly: false,
             letters: Some(LetterOptions {
                 address: Some(address.clone()),
                 letter_box: Arc::new(Inbox(letters)),

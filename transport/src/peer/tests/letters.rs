@@ -23,6 +23,7 @@ fn writer(secret: &str) -> (Endpoint, Arc<Arrived>) {
         secret: Secret::new(secret),
         stall: Duration::from_secs(20),
         rdma: None,
+        reads_directly: false,
         letters: Some(LetterOptions {
             address: None,
             letter_box: letter_box.clone(),

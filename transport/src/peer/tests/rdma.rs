@@ -32,6 +32,7 @@ fn endpoint_over(rdma: Option<RdmaOptions>) -> Endpoint {
         secret: Secret::default(),
         stall: Duration::from_secs(20),
         rdma,
+        reads_directly: true,
         letters: None,
     };
     Endpoint::start(TcpListener::bind("127.0.0.1:0").unwrap(), options).unwrap()
@@ -335,6 +336,7 @@ fn queue_pairs_require_the_secret() {
         secret: Secret::new("right"),
         stall: Duration::from_secs(20),
         rdma: Some(RdmaOptions::default()),
+        reads_directly: true,
         letters: None,
     };
     let there = Endpoint::start(TcpListener::bind("127.0.0.1:0").unwrap(), options).unwrap();

@@ -225,6 +225,7 @@ fn a_pass_of_an_earlier_session_opens_nothing() {
         secret: Secret::default(),
         stall: Duration::from_secs(20),
         rdma: None,
+        reads_directly: true,
         letters: None,
     };
     let second = Endpoint::start(TcpListener::bind(at).unwrap(), options).unwrap();

@@ -1,0 +1,438 @@
+//! Reads from a peer on the same host: the kernel copies from the peer's memory to ours (`process_vm_readv`).
+//!
+//! A peer names its process over its connection, which has said hello: [`Card`]. The card names 16 random bytes in the
+//! peer's memory, the mark. Every copy reads the mark together with the data. So a process that got the peer's process
+//! id is not taken for the peer.
+//!
+//! The kernel permits the copy if this process may trace the other one. That is usual for two processes of one user in
+//! one container. Other bytes go over TCP.
+//!
+//! A peer may lie, and name another process that this process may trace. So bytes are copied to a buffer first, and
+//! delivered if they match checksums that the peer gave before. A peer that knows these checksums knows the bytes. The
+//! checksums also show that the range is exposed, and that the owner did not change it during the copy.
+
+// UNSAFETY: process_vm_readv has no safe binding.
+#![allow(unsafe_code, reason = "copies from another process's memory")]
+
+use super::plan::{Run, RunPiece};
+use super::transfer::{Outcome, Sums};
+use crate::checksum::checksum;
+use crate::link::TransferError;
+use crate::machine::host_id;
+use crate::memory::{Region, streaming};
+use crate::outcomes::deadline_exceeded;
+use futures::executor::block_on;
+use futures::future::BoxFuture;
+use kvpool_types::{CHUNK, Checksum, Code, Extent, HostId, Length, Offset};
+use std::io;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::thread::{self, available_parallelism};
+use std::time::Instant;
+
+/// Reads of fewer bytes go over TCP. They would spend most of their time on the questions to the peer.
+pub(super) const LEAST: u64 = 1 << 20;
+/// The least bytes of a run, on average. Each run is asked for and copied apart.
+pub(super) const LEAST_OF_RUN: u64 = 64 << 10;
+/// The length of a card in bytes.
+pub(super) const CARD_BYTES: u64 = 48;
+/// The bytes whose checksums are asked for at a time.
+const PART: u64 = 4 << 20;
+/// The bytes that one call copies. They are summed and delivered while they are in the cache. A multiple of a chunk.
+const STEP: u64 = 256 << 10;
+/// The most threads of one read.
+const MAX_THREADS: usize = 4;
+/// The failures in a row after which the memory is not read any more.
+const MAX_FAILURES: u32 = 3;
+
+type Mark = [u8; 16];
+
+/// What a peer must know to read from this process.
+pub(super) struct Card {
+    host: HostId,
+    pub(super) mark: Region,
+}
+
+impl Card {
+    /// The card of this process, with a new mark.
+    pub(super) fn new() -> io::Result<Self> {
+        let mark: Mark = rand::random();
+        Ok(Self {
+            host: host_id()?,
+            mark: Region::from(mark.to_vec()),
+        })
+    }
+
+    /// The card's bytes: the host, the process id, the mark's address, the mark.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let mark = self.mark.whole();
+        let mut bytes = self.host.0.to_le_bytes().to_vec();
+        bytes.extend(u64::from(std::process::id()).to_le_bytes());
+        bytes.extend((mark.as_ptr().addr() as u64).to_le_bytes());
+        bytes.extend(mark.to_vec());
+        bytes
+    }
+}
+
+/// The memory of a process on this host, as its card says.
+#[derive(Debug)]
+pub(super) struct DirectMemory {
+    process: libc::pid_t,
+    /// The mark, and its address in the process.
+    mark: Mark,
+    at: u64,
+    /// The reads that have failed since the last good one.
+    failures: AtomicU32,
+}
+
+impl DirectMemory {
+    /// The memory behind a peer's card. Fails where this process cannot read it.
+    pub(super) fn open(card: &[u8]) -> io::Result<Self> {
+        let short = || io::Error::other("the peer's card is too short");
+        let (host, rest) = card.split_first_chunk().ok_or_else(short)?;
+        let (process, rest) = rest.split_first_chunk().ok_or_else(short)?;
+        let (at, rest) = rest.split_first_chunk().ok_or_else(short)?;
+        let mark = rest.first_chunk().ok_or_else(short)?;
+        if host_id()? != HostId(u128::from_le_bytes(*host)) {
+            return Err(io::Error::other("the peer is on another host"));
+        }
+        let process = libc::pid_t::try_from(u64::from_le_bytes(*process)).ok();
+        let process = process.filter(|id| *id > 0);
+        let memory = Self {
+            process: process.ok_or_else(|| io::Error::other("the peer has no process id"))?,
+            mark: *mark,
+            at: u64::from_le_bytes(*at),
+            failures: AtomicU32::new(0),
+        };
+        memory.copy(0, &mut [])?;
+        Ok(memory)
+    }
+
+    /// Whether the last reads did not all fail.
+    pub(super) fn works(&self) -> bool {
+        self.failures.load(Ordering::Relaxed) < MAX_FAILURES
+    }
+
+    /// Reads runs that the peer has admitted. `ask` asks the peer for the checksums of a range. After an error, some
+    /// of the bytes may be in place. Blocks, as long as `ask`'s futures and `deadline` at most.
+    pub(super) fn read(
+        &self,
+        runs: &[&Run],
+        deadline: Instant,
+        ask: impl Fn(Extent) -> BoxFuture<'static, Vec<Sums>> + Sync,
+    ) -> io::Result<Vec<Outcome>> {
+        let parts: Vec<(usize, RunPiece)> = runs
+            .iter()
+            .enumerate()
+            .flat_map(|(run, of)| of.pieces(PART).into_iter().map(move |part| (run, part)))
+            .collect();
+        let next = AtomicUsize::new(0);
+        let take = || {
+            let (run, part) = parts.get(next.fetch_add(1, Ordering::Relaxed))?;
+            Some((*run, part, ask(part.extent)))
+        };
+        let work = || {
+            let mut buffer = vec![0; Length(STEP).as_usize()];
+            let mut ended: Vec<(usize, Outcome)> = Vec::new();
+            let mut open = take();
+            while let Some((run, part, asked)) = open {
+                // The peer sums the next part while this one is copied.
+                open = take();
+                let said = block_on(asked)
+                    .pop()
+                    .unwrap_or_else(|| Err(deadline_exceeded()));
+                let outcome = match said {
+                    Err(error) => Err(error),
+                    Ok(_) if Instant::now() >= deadline => Err(deadline_exceeded()),
+                    Ok(sums) => {
+                        let read = self.read_part(part, &sums, &mut buffer);
+                        // No later write to these places is overtaken.
+                        streaming::fence();
+                        match read {
+                            Ok(outcome) => outcome,
+                            Err(error) => {
+                                // The other threads end too.
+                                next.fetch_add(parts.len(), Ordering::Relaxed);
+                                return Err(error);
+                            }
+                        }
+                    }
+                };
+                ended.push((run, outcome));
+            }
+            Ok(ended)
+        };
+        let cores = available_parallelism().map_or(1, usize::from);
+        let threads = cores.min(MAX_THREADS).min(parts.len());
+        let ended: io::Result<Vec<(usize, Outcome)>> = thread::scope(|scope| {
+            let start = |_| {
+                let builder = thread::Builder::new().name("kvpool-direct".to_owned());
+                // Without a further thread, the others do its share.
+                builder.spawn_scoped(scope, work).ok()
+            };
+            let others: Vec<_> = (1..threads).filter_map(start).collect();
+            let mut ended = work()?;
+            for other in others {
+                let share = other.join();
+                ended.extend(share.unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))?);
+            }
+            Ok(ended)
+        });
+        match &ended {
+            Ok(_) => self.failures.store(0, Ordering::Relaxed),
+            Err(_) => {
+                self.failures.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let mut outcomes = vec![Ok(()); runs.len()];
+        for (run, outcome) in ended? {
+            if let (Some(known @ Ok(())), Err(error)) = (outcomes.get_mut(run), outcome) {
+                *known = Err(error);
+            }
+        }
+        Ok(outcomes)
+    }
+
+    /// Copies a part to the buffer step by step, and delivers the steps whose chunks have the checksums `said`.
+    fn read_part(
+        &self,
+        part: &RunPiece,
+        said: &[Checksum],
+        buffer: &mut [u8],
+    ) -> io::Result<Outcome> {
+        let mut said = said.iter();
+        for step in part.steps() {
+            let (bytes, _) = buffer.split_at_mut(step.extent.length.as_usize());
+            self.copy(step.extent.offset.0, bytes)?;
+            for chunk in bytes.chunks(Length(CHUNK).as_usize()) {
+                if said.next() != Some(&checksum(chunk)) {
+                    return Ok(Err(TransferError {
+                        code: Code::ChecksumMismatch,
+                        message: format!(
+                            "{} bytes copied at {:#x} differ from the peer's checksums",
+                            step.extent.length, step.extent.offset.0
+                        ),
+                    }));
+                }
+            }
+            let mut rest = &*bytes;
+            for slice in &step.local {
+                let (bytes, after) = rest.split_at(slice.length().as_usize());
+                slice.stream_at(Offset(0), bytes);
+                rest = after;
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// Copies the mark and the bytes at `from` in one call, and checks that the mark is the peer's.
+    fn copy(&self, from: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let mut mark = Mark::default();
+        let vector = |start: *mut u8, length: usize| libc::iovec {
+            iov_base: start.cast(),
+            iov_len: length,
+        };
+        let into = [
+            vector(mark.as_mut_ptr(), mark.len()),
+            vector(bytes.as_mut_ptr(), bytes.len()),
+        ];
+        let from = [
+            vector(of_peer(self.at), mark.len()),
+            vector(of_peer(from), bytes.len()),
+        ];
+        // SAFETY: `into` names `mark` and `bytes`, which are borrowed uniquely. `from` names memory of the other
+        // process, which the kernel checks. Both lists have two entries and live during the call.
+        let copied =
+            unsafe { libc::process_vm_readv(self.process, into.as_ptr(), 2, from.as_ptr(), 2, 0) };
+        match usize::try_from(copied) {
+            Err(_) => Err(io::Error::last_os_error()),
+            Ok(_) if mark != self.mark => Err(io::Error::other(
+                "another process has the peer's process id",
+            )),
+            // The rest cannot be read.
+            Ok(copied) if copied < mark.len() + bytes.len() => {
+                Err(io::Error::from_raw_os_error(libc::EFAULT))
+            }
+            Ok(_) => Ok(()),
+        }
+    }
+}
+
+impl RunPiece {
+    fn steps(&self) -> Vec<Self> {
+        let of_piece = Run {
+            extent: self.extent,
+            local: self.local.clone(),
+            moves: 0..0,
+        };
+        of_piece.pieces(STEP)
+    }
+}
+
+/// An address of the peer, which is never followed here.
+fn of_peer(address: u64) -> *mut u8 {
+    std::ptr::without_provenance_mut(Length(address).as_usize())
+}
+
+/// Whether this machine lets a process copy from itself. Otherwise prints that `test` is skipped.
+#[cfg(test)]
+pub(super) fn works_here(test: &str) -> bool {
+    let opened = Card::new().and_then(|card| DirectMemory::open(&card.bytes()).map(drop));
+    if let Err(error) = &opened {
+        eprintln!("SKIPPED {test}: process_vm_readv does not work here: {error}");
+    }
+    opened.is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::{Move, single};
+    use super::*;
+    use crate::checksum::sum_shared;
+    use futures::FutureExt;
+    use std::time::Duration;
+
+    const MIB: u64 = 1 << 20;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(20)
+    }
+
+    fn run(into: &Region, remote: u64) -> Run {
+        let local = into.whole();
+        single(0, &Move { local, remote })
+    }
+
+    fn at(region: &Region) -> u64 {
+        region.whole().as_ptr().addr() as u64
+    }
+
+    /// The checksums that the owner of `source` gives.
+    fn sums_of(source: &Region) -> impl Fn(Extent) -> BoxFuture<'static, Vec<Sums>> + Sync {
+        move |extent| {
+            let from = Offset(extent.offset.0 - at(source));
+            let chunks = sum_shared(&source.slice(from, extent.length).unwrap()).chunks;
+            std::future::ready(vec![Ok(chunks)]).boxed()
+        }
+    }
+
+    fn patterned(length: u64) -> Region {
+        let bytes: Vec<u8> = (0..length).map(|at| (at % 251) as u8).collect();
+        Region::from(bytes)
+    }
+
+    fn codes(outcomes: Vec<Outcome>) -> Vec<Code> {
+        let code = |outcome: Outcome| outcome.map_or_else(|error| error.code, |()| Code::Ok);
+        outcomes.into_iter().map(code).collect()
+    }
+
+    #[test]
+    fn copies_have_the_bytes_of_their_runs() {
+        if !works_here("copies_have_the_bytes_of_their_runs") {
+            return;
+        }
+        let card = Card::new().unwrap();
+        let memory = DirectMemory::open(&card.bytes()).unwrap();
+        let source = patterned(9 * MIB + 5);
+        let lengths = [1, CHUNK + 1, STEP - 1, STEP, 9 * MIB + 5];
+        let into = lengths.map(|length| Region::allocate(Length(length)));
+        let mut runs = into.each_ref().map(|into| run(into, at(&source)));
+        // Local memory in several slices.
+        let cuts = [0, 7, 300_000, 300_001, 9 * MIB + 5];
+        let last = &into[4];
+        runs[4].local = cuts
+            .windows(2)
+            .map(|cut| last.slice(Offset(cut[0]), Length(cut[1] - cut[0])).unwrap())
+            .collect();
+        let runs: Vec<&Run> = runs.iter().collect();
+        let outcomes = memory.read(&runs, soon(), sums_of(&source)).unwrap();
+        assert_eq!(codes(outcomes), [Code::Ok; 5]);
+        let bytes = source.whole().to_vec();
+        for copy in &into {
+            let copy = copy.whole().to_vec();
+            assert!(copy == bytes[..copy.len()]);
+        }
+    }
+
+    /// A peer that names another process, or memory that its owner changes.
+    #[test]
+    fn bytes_without_the_peers_checksums_are_not_delivered() {
+        if !works_here("bytes_without_the_peers_checksums_are_not_delivered") {
+            return;
+        }
+        let card = Card::new().unwrap();
+        let memory = DirectMemory::open(&card.bytes()).unwrap();
+        let (secret, claimed) = (patterned(2 * MIB), Region::allocate(Length(2 * MIB)));
+        let into = [MIB, MIB].map(|length| Region::allocate(Length(length)));
+        let claim = |extent: Extent| {
+            let from = Offset(extent.offset.0 - at(&secret));
+            let chunks = sum_shared(&claimed.slice(from, extent.length).unwrap()).chunks;
+            std::future::ready(vec![Ok(chunks)]).boxed()
+        };
+        let runs = [run(&into[0], at(&secret)), run(&into[1], at(&secret) + MIB)];
+        let runs: Vec<&Run> = runs.iter().collect();
+        let outcomes = memory.read(&runs, soon(), claim).unwrap();
+        assert_eq!(codes(outcomes), [Code::ChecksumMismatch; 2]);
+        let none = |_: Extent| std::future::ready(vec![Ok(Vec::new())]).boxed();
+        let outcomes = memory.read(&runs, soon(), none).unwrap();
+        assert_eq!(codes(outcomes), [Code::ChecksumMismatch; 2]);
+        for into in &into {
+            assert!(into.whole().to_vec().iter().all(|byte| *byte == 0));
+        }
+        assert!(memory.works());
+    }
+
+    #[test]
+    fn memory_that_cannot_be_read_is_tried_three_times() {
+        if !works_here("memory_that_cannot_be_read_is_tried_three_times") {
+            return;
+        }
+        let card = Card::new().unwrap();
+        let memory = DirectMemory::open(&card.bytes()).unwrap();
+        let (source, into) = (patterned(MIB), Region::allocate(Length(MIB)));
+        let good = run(&into, at(&source));
+        let none = |_: Extent| std::future::ready(vec![Ok(Vec::new())]).boxed();
+        let bad = run(&into, 4096);
+        for _ in 0..2 {
+            let error = memory.read(&[&bad], soon(), none).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+        }
+        let late = memory
+            .read(&[&good], Instant::now(), sums_of(&source))
+            .unwrap();
+        assert_eq!(codes(late), [Code::DeadlineExceeded]);
+        let outcomes = memory.read(&[&good], soon(), sums_of(&source)).unwrap();
+        assert_eq!(codes(outcomes), [Code::Ok]);
+        // As in a process that got the peer's process id.
+        card.mark
+            .whole()
+            .write_at(Offset(3), &[card.bytes()[35] ^ 1]);
+        for left in (0..MAX_FAILURES).rev() {
+            assert!(memory.read(&[&good], soon(), sums_of(&source)).is_err());
+            assert_eq!(memory.works(), left > 0);
+        }
+    }
+
+    #[test]
+    fn a_wrong_card_opens_nothing() {
+        let card = Card::new().unwrap();
+        let good = card.bytes();
+        assert_eq!(good.len() as u64, CARD_BYTES);
+        // The host, the address and the mark.
+        for changed in [0, 24, 32, 47] {
+            let mut bad = good.clone();
+            bad[changed] ^= 1;
+            assert!(DirectMemory::open(&bad).is_err(), "byte {changed}");
+        }
+        for process in [0, u64::from(u32::MAX)] {
+            let mut bad = good.clone();
+            bad[16..24].copy_from_slice(&process.to_le_bytes());
+            assert!(DirectMemory::open(&bad).is_err(), "process {process}");
+        }
+        for length in 0..good.len() {
+            assert!(
+                DirectMemory::open(&good[..length]).is_err(),
+                "{length} bytes"
+            );
+        }
+    }
+}
