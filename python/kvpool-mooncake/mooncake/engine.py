@@ -20,8 +20,8 @@ Settings, from the environment:
 
 - `KVPOOL_ENGINE_SECRET`: the secret that all peers must share (default: none)
 - `KVPOOL_ENGINE_TIMEOUT`: the longest time of a transfer, in seconds (default: 30)
-- `KVPOOL_ENGINE_DIRECT_READS`: whether reads of 1 MiB and more from a peer on the same host are copied from its
-  process, where the kernel permits it and bytes do not go over RDMA (default: true)
+- `KVPOOL_ENGINE_DIRECT_READS`: whether large reads from a peer on the same host are copied from its process, if bytes
+  do not go over RDMA (default: true)
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 //! A flash device wears with each write, so a medium may have a budget of bytes per day. Unused budget
 //! accumulates for an hour, and at least up to half of a zone. While a quarter of a zone is left, every block is
 //! admitted. Below that, a block is admitted if its parent has a copy or was admitted, because a chain is read
-//! from its start. Below an eighth of a zone, only two kinds of blocks are admitted: hard-pinned blocks, and blocks that were put again
-//! after the pool had lost them. The latter are used more than once. Random admission would break chains and
-//! gain almost nothing. A hard-pinned block that is not admitted waits for the budget. Others get no copy.
+//! from its start. Below an eighth of a zone, only two kinds of blocks are admitted: hard-pinned blocks, and
+//! blocks that were put again after the pool had lost them. The latter are used more than once. Random admission
+//! would break chains and gain almost nothing. A hard-pinned block that is not admitted waits for the budget.
+//! Others get no copy.
 //!
 //! A block that is larger than the remaining budget may overdraw it. The next blocks then wait until the debt
 //! is repaid.
