@@ -230,7 +230,7 @@ class TransferEngine(_MemoryMethods, _TransferMethods, _BackgroundMethods, _Cuda
         return kind
 
     def close(self) -> None:
-        """Ends the session. No peer accesses memory any more, and every later call fails."""
+        """Ends the session. No peer writes to memory any more, and every later call fails."""
         with self._lock:
             native, self._native = self._native, None
             managed, self._managed = self._managed, {}

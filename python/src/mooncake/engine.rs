@@ -315,7 +315,7 @@ impl PeerEngine {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// Ends the session: no peer accesses memory any more, and other calls raise RuntimeError. Returns False
+    /// Ends the session: no peer writes to memory any more, and other calls raise RuntimeError. Returns False
     /// if a transfer still uses memory; do not free it then. A second call has no effect.
     fn close(&self, py: Python<'_>) -> bool {
         py.detach(|| self.end())

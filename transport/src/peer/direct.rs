@@ -8,8 +8,8 @@
 //! one container. Other bytes go over TCP.
 //!
 //! A peer may lie, and name another process that this process may trace. So bytes are copied to a buffer first, and
-//! delivered if they match checksums that the peer gave before. A peer that knows these checksums knows the bytes. The
-//! checksums also show that the range is exposed, and that the owner did not change it during the copy.
+//! delivered if they match checksums that the peer gave before. The checksums also show that the whole range is exposed,
+//! and that the owner did not change it during the read.
 
 // UNSAFETY: process_vm_readv has no safe binding.
 #![allow(unsafe_code, reason = "copies from another process's memory")]
@@ -21,9 +21,7 @@ use crate::link::TransferError;
 use crate::machine::host_id;
 use crate::memory::{Region, streaming};
 use crate::outcomes::deadline_exceeded;
-use futures::executor::block_on;
-use futures::future::BoxFuture;
-use kvpool_types::{CHUNK, Checksum, Code, Extent, HostId, Length, Offset};
+use kvpool_types::{CHUNK, Checksum, Code, HostId, Length, Offset};
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::thread::{self, available_parallelism};
@@ -31,11 +29,13 @@ use std::time::Instant;
 
 /// Reads of fewer bytes go over TCP. They would spend most of their time on the questions to the peer.
 pub(super) const LEAST: u64 = 1 << 20;
-/// The least bytes of a run, on average. Each run is asked for and copied apart.
+/// The least bytes of a run, on average. Each run is copied apart.
 pub(super) const LEAST_OF_RUN: u64 = 64 << 10;
 /// The length of a card in bytes.
 pub(super) const CARD_BYTES: u64 = 48;
-/// The bytes whose checksums are asked for at a time.
+/// The most bytes of a run. The checksums of a whole run come in one answer.
+pub(super) const MOST_OF_RUN: u64 = 1 << 30;
+/// The bytes that a thread takes at a time. A multiple of a chunk.
 const PART: u64 = 4 << 20;
 /// The bytes that one call copies. They are summed and delivered while they are in the cache. A multiple of a chunk.
 const STEP: u64 = 256 << 10;
@@ -80,8 +80,16 @@ pub(super) struct DirectMemory {
     /// The mark, and its address in the process.
     mark: Mark,
     at: u64,
-    /// The reads that have failed since the last good one.
+    /// The reads that have failed since the last good copy.
     failures: AtomicU32,
+}
+
+/// A part of a run that one thread copies.
+struct Part {
+    run: usize,
+    piece: RunPiece,
+    /// The peer's checksums of its chunks.
+    sums: Vec<Checksum>,
 }
 
 impl DirectMemory {
@@ -112,52 +120,66 @@ impl DirectMemory {
         self.failures.load(Ordering::Relaxed) < MAX_FAILURES
     }
 
-    /// Reads runs that the peer has admitted. `ask` asks the peer for the checksums of a range. After an error, some
-    /// of the bytes may be in place. Blocks, as long as `ask`'s futures and `deadline` at most.
+    /// Copies the runs whose checksums the peer gave, `said`. All of them were made before the first copy. So a change
+    /// of the memory during the read is noticed, wherever it is. After an error, some of the bytes may be in place.
+    /// No part is begun after `deadline`.
     pub(super) fn read(
         &self,
         runs: &[&Run],
+        said: Vec<Sums>,
         deadline: Instant,
-        ask: impl Fn(Extent) -> BoxFuture<'static, Vec<Sums>> + Sync,
     ) -> io::Result<Vec<Outcome>> {
-        let parts: Vec<(usize, RunPiece)> = runs
-            .iter()
-            .enumerate()
-            .flat_map(|(run, of)| of.pieces(PART).into_iter().map(move |part| (run, part)))
-            .collect();
+        let mut outcomes: Vec<Outcome> = Vec::with_capacity(runs.len());
+        let mut parts = Vec::new();
+        let nothing = || Err(deadline_exceeded());
+        for (index, run) in runs.iter().enumerate() {
+            match said.get(index).cloned().unwrap_or_else(nothing) {
+                Err(error) => outcomes.push(Err(error)),
+                Ok(sums) => {
+                    outcomes.push(Ok(()));
+                    let mut sums = sums.into_iter();
+                    for piece in run.pieces(PART) {
+                        let chunks = Length(piece.extent.length.chunks()).as_usize();
+                        let sums = sums.by_ref().take(chunks).collect();
+                        parts.push(Part {
+                            run: index,
+                            piece,
+                            sums,
+                        });
+                    }
+                }
+            }
+        }
+        for (run, outcome) in self.read_parts(&parts, deadline)? {
+            if let (Some(known @ Ok(())), Err(error)) = (outcomes.get_mut(run), outcome) {
+                *known = Err(error);
+            }
+        }
+        Ok(outcomes)
+    }
+
+    /// The outcome of each part, with the index of its run.
+    fn read_parts(&self, parts: &[Part], deadline: Instant) -> io::Result<Vec<(usize, Outcome)>> {
         let next = AtomicUsize::new(0);
-        let take = || {
-            let (run, part) = parts.get(next.fetch_add(1, Ordering::Relaxed))?;
-            Some((*run, part, ask(part.extent)))
-        };
         let work = || {
             let mut buffer = vec![0; Length(STEP).as_usize()];
-            let mut ended: Vec<(usize, Outcome)> = Vec::new();
-            let mut open = take();
-            while let Some((run, part, asked)) = open {
-                // The peer sums the next part while this one is copied.
-                open = take();
-                let said = block_on(asked)
-                    .pop()
-                    .unwrap_or_else(|| Err(deadline_exceeded()));
-                let outcome = match said {
-                    Err(error) => Err(error),
-                    Ok(_) if Instant::now() >= deadline => Err(deadline_exceeded()),
-                    Ok(sums) => {
-                        let read = self.read_part(part, &sums, &mut buffer);
-                        // No later write to these places is overtaken.
-                        streaming::fence();
-                        match read {
-                            Ok(outcome) => outcome,
-                            Err(error) => {
-                                // The other threads end too.
-                                next.fetch_add(parts.len(), Ordering::Relaxed);
-                                return Err(error);
-                            }
-                        }
+            let mut ended = Vec::new();
+            while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if Instant::now() >= deadline {
+                    ended.push((part.run, Err(deadline_exceeded())));
+                    continue;
+                }
+                let read = self.read_part(part, &mut buffer);
+                // No later write to these places is overtaken.
+                streaming::fence();
+                match read {
+                    Ok(outcome) => ended.push((part.run, outcome)),
+                    Err(error) => {
+                        // The other threads end too.
+                        next.fetch_add(parts.len(), Ordering::Relaxed);
+                        return Err(error);
                     }
-                };
-                ended.push((run, outcome));
+                }
             }
             Ok(ended)
         };
@@ -177,29 +199,29 @@ impl DirectMemory {
             }
             Ok(ended)
         });
-        match &ended {
-            Ok(_) => self.failures.store(0, Ordering::Relaxed),
-            Err(_) => {
-                self.failures.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-        let mut outcomes = vec![Ok(()); runs.len()];
-        for (run, outcome) in ended? {
-            if let (Some(known @ Ok(())), Err(error)) = (outcomes.get_mut(run), outcome) {
-                *known = Err(error);
-            }
-        }
-        Ok(outcomes)
+        self.note(&ended);
+        ended
     }
 
-    /// Copies a part to the buffer step by step, and delivers the steps whose chunks have the checksums `said`.
-    fn read_part(
-        &self,
-        part: &RunPiece,
-        said: &[Checksum],
-        buffer: &mut [u8],
-    ) -> io::Result<Outcome> {
-        let mut said = said.iter();
+    /// Counts failures in a row.
+    fn note(&self, ended: &io::Result<Vec<(usize, Outcome)>>) {
+        match ended {
+            Ok(ended) if ended.iter().any(|(_, outcome)| outcome.is_ok()) => {
+                self.failures.store(0, Ordering::Relaxed);
+            }
+            Ok(_) => {}
+            Err(error) => {
+                if self.failures.fetch_add(1, Ordering::Relaxed) + 1 == MAX_FAILURES {
+                    let process = self.process;
+                    tracing::warn!(%error, process, "a peer's memory cannot be read: reads go over TCP");
+                }
+            }
+        }
+    }
+
+    /// Copies a part to the buffer step by step, and delivers the steps whose chunks have the peer's checksums.
+    fn read_part(&self, part: &Part, buffer: &mut [u8]) -> io::Result<Outcome> {
+        let mut said = part.sums.iter();
         for step in part.steps() {
             let (bytes, _) = buffer.split_at_mut(step.extent.length.as_usize());
             self.copy(step.extent.offset.0, bytes)?;
@@ -257,14 +279,14 @@ impl DirectMemory {
     }
 }
 
-impl RunPiece {
-    fn steps(&self) -> Vec<Self> {
-        let of_piece = Run {
-            extent: self.extent,
-            local: self.local.clone(),
+impl Part {
+    fn steps(&self) -> Vec<RunPiece> {
+        let of_part = Run {
+            extent: self.piece.extent,
+            local: self.piece.local.clone(),
             moves: 0..0,
         };
-        of_piece.pieces(STEP)
+        of_part.pieces(STEP)
     }
 }
 
@@ -288,7 +310,7 @@ mod tests {
     use super::super::plan::{Move, single};
     use super::*;
     use crate::checksum::sum_shared;
-    use futures::FutureExt;
+    use kvpool_types::Extent;
     use std::time::Duration;
 
     const MIB: u64 = 1 << 20;
@@ -307,12 +329,13 @@ mod tests {
     }
 
     /// The checksums that the owner of `source` gives.
-    fn sums_of(source: &Region) -> impl Fn(Extent) -> BoxFuture<'static, Vec<Sums>> + Sync {
-        move |extent| {
-            let from = Offset(extent.offset.0 - at(source));
-            let chunks = sum_shared(&source.slice(from, extent.length).unwrap()).chunks;
-            std::future::ready(vec![Ok(chunks)]).boxed()
-        }
+    fn sums_of(source: &Region, runs: &[&Run]) -> Vec<Sums> {
+        let sums = |run: &&Run| {
+            let from = Offset(run.extent.offset.0 - at(source));
+            let part = source.slice(from, run.extent.length).unwrap();
+            Ok(sum_shared(&part).chunks)
+        };
+        runs.iter().map(sums).collect()
     }
 
     fn patterned(length: u64) -> Region {
@@ -344,7 +367,7 @@ mod tests {
             .map(|cut| last.slice(Offset(cut[0]), Length(cut[1] - cut[0])).unwrap())
             .collect();
         let runs: Vec<&Run> = runs.iter().collect();
-        let outcomes = memory.read(&runs, soon(), sums_of(&source)).unwrap();
+        let outcomes = memory.read(&runs, sums_of(&source, &runs), soon()).unwrap();
         assert_eq!(codes(outcomes), [Code::Ok; 5]);
         let bytes = source.whole().to_vec();
         for copy in &into {
@@ -361,23 +384,41 @@ mod tests {
         }
         let card = Card::new().unwrap();
         let memory = DirectMemory::open(&card.bytes()).unwrap();
-        let (secret, claimed) = (patterned(2 * MIB), Region::allocate(Length(2 * MIB)));
-        let into = [MIB, MIB].map(|length| Region::allocate(Length(length)));
-        let claim = |extent: Extent| {
-            let from = Offset(extent.offset.0 - at(&secret));
-            let chunks = sum_shared(&claimed.slice(from, extent.length).unwrap()).chunks;
-            std::future::ready(vec![Ok(chunks)]).boxed()
-        };
-        let runs = [run(&into[0], at(&secret)), run(&into[1], at(&secret) + MIB)];
+        let source = patterned(10 * MIB);
+        let into = [MIB, 9 * MIB].map(|length| Region::allocate(Length(length)));
+        let runs = [run(&into[0], at(&source)), run(&into[1], at(&source) + MIB)];
         let runs: Vec<&Run> = runs.iter().collect();
-        let outcomes = memory.read(&runs, soon(), claim).unwrap();
-        assert_eq!(codes(outcomes), [Code::ChecksumMismatch; 2]);
-        let none = |_: Extent| std::future::ready(vec![Ok(Vec::new())]).boxed();
-        let outcomes = memory.read(&runs, soon(), none).unwrap();
-        assert_eq!(codes(outcomes), [Code::ChecksumMismatch; 2]);
+        let good = sums_of(&source, &runs);
+        let other = Region::allocate(Length(10 * MIB));
+        let of_other: Vec<Run> = runs
+            .iter()
+            .map(|run| Run {
+                extent: Extent {
+                    offset: Offset(run.extent.offset.0 - at(&source) + at(&other)),
+                    ..run.extent
+                },
+                ..(*run).clone()
+            })
+            .collect();
+        let of_other: Vec<&Run> = of_other.iter().collect();
+        let mismatch = [Code::ChecksumMismatch; 2];
+        for said in [
+            sums_of(&other, &of_other),
+            vec![Ok(Vec::new()), Ok(Vec::new())],
+        ] {
+            let outcomes = memory.read(&runs, said, soon()).unwrap();
+            assert_eq!(codes(outcomes), mismatch);
+        }
+        let refused = || Err(deadline_exceeded());
+        let outcomes = memory.read(&runs, vec![refused()], soon()).unwrap();
+        assert_eq!(codes(outcomes), [Code::DeadlineExceeded; 2]);
         for into in &into {
             assert!(into.whole().to_vec().iter().all(|byte| *byte == 0));
         }
+        // One byte of the last part changes after the checksums were made.
+        source.whole().write_at(Offset(10 * MIB - 1), &[0xff]);
+        let outcomes = memory.read(&runs, good, soon()).unwrap();
+        assert_eq!(codes(outcomes), [Code::Ok, Code::ChecksumMismatch]);
         assert!(memory.works());
     }
 
@@ -390,24 +431,22 @@ mod tests {
         let memory = DirectMemory::open(&card.bytes()).unwrap();
         let (source, into) = (patterned(MIB), Region::allocate(Length(MIB)));
         let good = run(&into, at(&source));
-        let none = |_: Extent| std::future::ready(vec![Ok(Vec::new())]).boxed();
+        let sums = || sums_of(&source, &[&good]);
         let bad = run(&into, 4096);
         for _ in 0..2 {
-            let error = memory.read(&[&bad], soon(), none).unwrap_err();
+            let error = memory.read(&[&bad], sums(), soon()).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
         }
-        let late = memory
-            .read(&[&good], Instant::now(), sums_of(&source))
-            .unwrap();
+        let late = memory.read(&[&good], sums(), Instant::now()).unwrap();
         assert_eq!(codes(late), [Code::DeadlineExceeded]);
-        let outcomes = memory.read(&[&good], soon(), sums_of(&source)).unwrap();
+        let outcomes = memory.read(&[&good], sums(), soon()).unwrap();
         assert_eq!(codes(outcomes), [Code::Ok]);
         // As in a process that got the peer's process id.
         card.mark
             .whole()
             .write_at(Offset(3), &[card.bytes()[35] ^ 1]);
         for left in (0..MAX_FAILURES).rev() {
-            assert!(memory.read(&[&good], soon(), sums_of(&source)).is_err());
+            assert!(memory.read(&[&good], sums(), soon()).is_err());
             assert_eq!(memory.works(), left > 0);
         }
     }

@@ -73,7 +73,7 @@ pub struct Route {
 ///
 /// All calls block, until their deadline at most.
 pub struct Endpoint {
-    // Dropped in this order: once the server has ended, no peer touches the memory.
+    // Dropped in this order: once the server has ended, no peer touches the memory, but for direct reads.
     server: ServerHandle,
     pub(super) host: Arc<PeerHost>,
     targets: Targets,
@@ -190,7 +190,8 @@ impl Endpoint {
         self.host.expose(memory)
     }
 
-    /// Withdraws the range that begins at `address`, and waits until no transfer touches it. After
+    /// Withdraws the range that begins at `address`, and waits until no transfer touches it. A direct read of a
+    /// peer on this host may go on, because this process cannot observe it. After
     /// `timeout`, receives into the range are aborted. Reads over RDMA are aborted at once, because
     /// this process cannot observe them. False when no range begins there.
     ///

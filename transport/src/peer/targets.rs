@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 /// The longest time that connecting to an absent peer may take, whatever the call's deadline.
 const CONNECT: Duration = Duration::from_secs(10);
 /// The longest time to wait for a peer's card.
-const CARD_TIME: Duration = Duration::from_secs(1);
+const CARD_TIME: Duration = Duration::from_secs(3);
 /// The number of targets above which targets without an open link are dropped.
 const SWEEP_AT: usize = 64;
 
@@ -168,7 +168,9 @@ impl Targets {
         if let Some(connected) = &held.connected
             && connected.is_open()
         {
-            return Ok(connected.clone());
+            let connected = connected.clone();
+            self.announce(target, &mut held.announced, connected.route());
+            return Ok(connected);
         }
         held.connected = None;
         let may_cool_down = cooling_down.is_none();
@@ -185,11 +187,7 @@ impl Targets {
             // One failed attempt must not disable RDMA for the life of the link.
             held.cool_down(why.clone(), Instant::now());
         }
-        let route = connected.route();
-        if held.announced.as_ref() != Some(&route) {
-            held.announced = Some(route.clone());
-            self.announce(target, route);
-        }
+        self.announce(target, &mut held.announced, connected.route());
         held.connected = Some(connected.clone());
         Ok(connected)
     }
@@ -214,8 +212,12 @@ impl Targets {
         held.connected = None;
     }
 
-    /// Logs and records a target's new route.
-    fn announce(&self, target: &str, route: Route) {
+    /// Logs and records a target's route, if it differs from the last one.
+    fn announce(&self, target: &str, announced: &mut Option<Route>, route: Route) {
+        if announced.as_ref() == Some(&route) {
+            return;
+        }
+        *announced = Some(route.clone());
         let (why, reads_directly) = (route.why.as_deref(), route.reads_directly);
         tracing::info!(target, kind = ?route.kind, why, reads_directly, "route to a peer's memory changed");
         let mut route_changes = self.route_changes.lock();

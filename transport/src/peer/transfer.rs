@@ -8,6 +8,7 @@ use crate::checksum::combine_chunks;
 use crate::link::{ReadOp, SumsOp, TransferError, WriteOp};
 use crate::memory::{Region, Slice};
 use futures::executor::block_on;
+use futures::future::join_all;
 use kvpool_types::{Checksum, Code, Epoch, Extent, GrantId, Length, Offset};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -70,26 +71,23 @@ impl PeerTransfer<'_> {
     }
 
     /// Asks the peer to judge whole runs before their first byte is sent. Over TCP only writes in
-    /// several pieces need this: a frame judges a run that goes in one. Direct reads need it for all runs.
+    /// several pieces need this: a frame judges a run that goes in one.
     fn admitted(&self, runs: &[Run]) -> Vec<Outcome> {
         if let Ok(rdma) = &self.peer.rdma {
             let extents = runs.iter().map(|run| run.extent).collect();
             return block_on(rdma.locate(extents, self.deadline));
         }
         let mut outcomes = vec![Ok(()); runs.len()];
-        let all = || 0..runs.len();
-        let asked_of: Vec<usize> = match self.direction {
-            Direction::Write => all()
-                .filter(|index| runs.get(*index).is_some_and(Run::is_cut))
-                .collect(),
-            Direction::Read if self.direct(runs.iter()).is_some() => all().collect(),
+        let cut = (0..runs.len()).filter(|index| runs.get(*index).is_some_and(Run::is_cut));
+        let cut: Vec<usize> = match self.direction {
+            Direction::Write => cut.collect(),
             Direction::Read => Vec::new(),
         };
-        if asked_of.is_empty() {
+        if cut.is_empty() {
             return outcomes;
         }
-        let scratch = Region::allocate(Length(asked_of.len() as u64));
-        let asked = asked_of.iter().enumerate().filter_map(|(at, index)| {
+        let scratch = Region::allocate(Length(cut.len() as u64));
+        let asked = cut.iter().enumerate().filter_map(|(at, index)| {
             Some(ReadOp {
                 extent: runs.get(*index)?.extent,
                 from: Offset(0),
@@ -98,7 +96,7 @@ impl PeerTransfer<'_> {
             })
         });
         let reading = self.peer.tcp.read(Epoch(0), asked.collect(), self.deadline);
-        for (index, outcome) in asked_of.into_iter().zip(block_on(reading)) {
+        for (index, outcome) in cut.into_iter().zip(block_on(reading)) {
             if let Some(known) = outcomes.get_mut(index) {
                 *known = outcome.map(drop);
             }
@@ -154,12 +152,11 @@ impl PeerTransfer<'_> {
 
     fn read_checked(&self, runs: &[&Run]) -> Vec<Outcome> {
         let link = self.peer.data();
-        if let Some(direct) = self.direct(runs.iter().copied()) {
-            let ask = |extent: Extent| link.sums(Epoch(0), vec![extent.into()], self.deadline);
-            match direct.read(runs, self.deadline, ask) {
+        if let Some(direct) = self.direct(runs) {
+            match direct.read(runs, self.sums_of(runs), self.deadline) {
                 Ok(outcomes) => return outcomes,
                 Err(error) => {
-                    tracing::debug!(%error, "a direct read failed: it is repeated over TCP")
+                    tracing::debug!(%error, "a direct read failed: it is repeated over TCP");
                 }
             }
         }
@@ -197,16 +194,32 @@ impl PeerTransfer<'_> {
         outcomes
     }
 
-    /// The peer's memory, if these runs are to be copied from it. Few bytes are not, nor what RDMA can move.
-    fn direct<'r>(&self, runs: impl ExactSizeIterator<Item = &'r Run>) -> Option<&DirectMemory> {
+    /// The peer's memory, if these runs are to be copied from it. RDMA goes first.
+    fn direct(&self, runs: &[&Run]) -> Option<&DirectMemory> {
         let direct = self.peer.direct.as_deref().filter(|it| it.works())?;
+        let lengths = || runs.iter().map(|run| run.extent.length.0);
         let least = direct::LEAST.max(direct::LEAST_OF_RUN * runs.len() as u64);
-        let (mut bytes, mut writable) = (0_u64, true);
+        let fits = lengths().fold(0, u64::saturating_add) >= least
+            && lengths().all(|length| length <= direct::MOST_OF_RUN);
+        let is_writable = || runs.iter().all(|run| run.is_writable());
+        (fits && self.peer.rdma.is_err() && is_writable()).then_some(direct)
+    }
+
+    /// The peer's checksums of whole runs. Several requests at a time keep all connections of the peer busy.
+    fn sums_of(&self, runs: &[&Run]) -> Vec<Sums> {
+        let mut asked = Vec::new();
+        let (mut group, mut bytes): (Vec<SumsOp>, u64) = (Vec::new(), 0);
+        let ask = |group| self.peer.tcp.sums(Epoch(0), group, self.deadline);
         for run in runs {
-            bytes = bytes.saturating_add(run.extent.length.0);
-            writable &= run.is_writable();
+            group.push(run.extent.into());
+            bytes += run.extent.length.0;
+            if bytes >= PIECE_BYTES {
+                asked.push(ask(std::mem::take(&mut group)));
+                bytes = 0;
+            }
         }
-        (bytes >= least && writable && self.peer.rdma.is_err()).then_some(direct)
+        asked.push(ask(group));
+        block_on(join_all(asked)).concat()
     }
 }
 
