@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import ctypes
 import hashlib
 import json
 import os
@@ -472,20 +471,22 @@ def test_missing_rdma_is_logged_once_and_bytes_go_over_tcp(caplog, peer) -> None
     engine.close()
 
 
-def may_copy_from(process: int) -> bool:
-    """Whether the kernel lets this process copy from another one. It looks no address up before it judges that."""
-    vector = (ctypes.c_size_t * 2)(0, 0)
+def may_copy_from(process: int, address: int) -> bool:
+    """Whether the kernel lets this process copy a byte from another one."""
+    byte = ctypes.create_string_buffer(1)
+    into = (ctypes.c_size_t * 2)(ctypes.addressof(byte), 1)
+    from_process = (ctypes.c_size_t * 2)(address, 1)
     libc = ctypes.CDLL(None, use_errno=True)
-    return libc.process_vm_readv(process, vector, 1, vector, 1, 0) == 0
+    return libc.process_vm_readv(process, into, 1, from_process, 1, 0) == 1
 
 
 @pytest.mark.parametrize("setting", ["true", "false"])
 def test_large_reads_are_copied_from_a_peer_on_this_host(monkeypatch, caplog, peer, setting) -> None:
-    copied = setting == "true" and may_copy_from(peer.process.pid)
     length = 20 * MIB + 17
     engine = started(monkeypatch, KVPOOL_ENGINE_DIRECT_READS=setting)
     try:
         there, here = peer.buffer(length, 1), engine.allocate_managed_buffer(length)
+        copied = setting == "true" and may_copy_from(peer.process.pid, there)
         with caplog.at_level("INFO", "mooncake"):
             for seed in range(5):
                 assert peer("fill", there, length, seed) == 0
