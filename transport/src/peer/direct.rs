@@ -8,8 +8,8 @@
 //! one container. Other bytes go over TCP.
 //!
 //! A peer may lie, and name another process that this process may trace. So bytes are copied to a buffer first, and
-//! delivered if they match checksums that the peer gave before. The checksums also show that the whole range is exposed,
-//! and that the owner did not change it during the read.
+//! delivered if they match checksums that the peer gave before. The checksums also show that the whole range is
+//! exposed, and that the owner did not change it during the read.
 
 // UNSAFETY: process_vm_readv has no safe binding.
 #![allow(unsafe_code, reason = "copies from another process's memory")]
