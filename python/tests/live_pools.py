@@ -110,10 +110,18 @@ class Daemon:
         self.process.send_signal(what)
 
     def hang(self) -> None:
-        """Stops the process until SIGCONT, and waits until it has stopped."""
+        """Stops the process until SIGCONT, and waits until all its threads have stopped."""
         self.process.send_signal(signal.SIGSTOP)
-        state = Path(f"/proc/{self.process.pid}/stat")
-        wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", what="the stop")
+        threads = Path(f"/proc/{self.process.pid}/task")
+
+        def all_stopped() -> bool:
+            # A thread may end before the stop.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                stats = [(thread / "stat").read_text() for thread in threads.iterdir()]
+                return {stat.rpartition(")")[2].split()[0] for stat in stats} == {"T"}
+            return False
+
+        wait_until(all_stopped, what="the stop")
 
     def kill(self) -> None:
         """kill -9, and waits until the process is gone."""

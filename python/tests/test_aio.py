@@ -108,7 +108,7 @@ def test_a_cancelled_get_ends_when_its_memory_is_the_callers_again(own_pool: Liv
     async def work() -> None:
         async with await kvpool.aio.Pool.connect(own_pool.url, transport="tcp") as pool:
             await pool.put("large", b"\x55" * size)
-            own_pool.nodes[0].send(signal.SIGSTOP)
+            own_pool.nodes[0].hang()
             target = bytearray(size)
             began = time.monotonic()
             getting = asyncio.create_task(pool.batch_get(["large"], [target], timeout=1.0))

@@ -121,7 +121,7 @@ def test_memory_may_be_unmapped_after_a_call_that_timed_out(own_pool: LivePool) 
     size = 32 * MIB
     with kvpool.Pool.connect(own_pool.url, transport="tcp") as pool:
         pool.put("large", bytes(size))
-        own_pool.nodes[0].send(signal.SIGSTOP)
+        own_pool.nodes[0].hang()
         target = mmap.mmap(-1, size)
         address = ctypes.addressof(ctypes.c_char.from_buffer(target))
         (outcome,) = pool.batch_get(["large"], [(address, size)], timeout=0.5)

@@ -185,7 +185,7 @@ def test_no_call_outlasts_its_deadline_when_a_node_hangs(
     store = connect(own_pool)
     assert store.put("hung", b"x" * MIB) == 0
     target = memory(MIB)
-    own_pool.nodes[0].send(signal.SIGSTOP)
+    own_pool.nodes[0].hang()
     for call, longest in (
         (lambda: store.get_into("hung", target.ptr, MIB), 7),
         (lambda: store.put("other", b"y" * MIB), 12),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import signal
 import threading
 import time
 
@@ -54,7 +53,7 @@ def test_a_store_that_closes_frees_no_memory_that_a_call_uses(own_pool: LivePool
     assert store.setup(settings) == 0
     address = store.alloc_from_mem_pool(MIB)
     assert store.put_from(key, address, MIB) == 0
-    own_pool.nodes[0].send(signal.SIGSTOP)
+    own_pool.nodes[0].hang()
     getting = threading.Thread(target=store.get_into, args=(key, address, MIB))
     getting.start()
     time.sleep(0.5)
