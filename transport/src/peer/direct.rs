@@ -315,6 +315,15 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
+    /// This process's card, which holds the mark, and the memory behind it.
+    fn memory_here(test: &str) -> Option<(Card, DirectMemory)> {
+        let card = Card::new().unwrap();
+        works_here(test).then(|| {
+            let memory = DirectMemory::open(&card.bytes()).unwrap();
+            (card, memory)
+        })
+    }
+
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(20)
     }
@@ -350,11 +359,9 @@ mod tests {
 
     #[test]
     fn copies_have_the_bytes_of_their_runs() {
-        if !works_here("copies_have_the_bytes_of_their_runs") {
+        let Some((_card, memory)) = memory_here("copies_have_the_bytes_of_their_runs") else {
             return;
-        }
-        let card = Card::new().unwrap();
-        let memory = DirectMemory::open(&card.bytes()).unwrap();
+        };
         let source = patterned(9 * MIB + 5);
         let lengths = [1, CHUNK + 1, STEP - 1, STEP, 9 * MIB + 5];
         let into = lengths.map(|length| Region::allocate(Length(length)));
@@ -379,11 +386,11 @@ mod tests {
     /// A peer that names another process, or memory that its owner changes.
     #[test]
     fn bytes_without_the_peers_checksums_are_not_delivered() {
-        if !works_here("bytes_without_the_peers_checksums_are_not_delivered") {
+        let Some((_card, memory)) =
+            memory_here("bytes_without_the_peers_checksums_are_not_delivered")
+        else {
             return;
-        }
-        let card = Card::new().unwrap();
-        let memory = DirectMemory::open(&card.bytes()).unwrap();
+        };
         let source = patterned(10 * MIB);
         let into = [MIB, 9 * MIB].map(|length| Region::allocate(Length(length)));
         let runs = [run(&into[0], at(&source)), run(&into[1], at(&source) + MIB)];
@@ -424,11 +431,10 @@ mod tests {
 
     #[test]
     fn memory_that_cannot_be_read_is_tried_three_times() {
-        if !works_here("memory_that_cannot_be_read_is_tried_three_times") {
+        let Some((card, memory)) = memory_here("memory_that_cannot_be_read_is_tried_three_times")
+        else {
             return;
-        }
-        let card = Card::new().unwrap();
-        let memory = DirectMemory::open(&card.bytes()).unwrap();
+        };
         let (source, into) = (patterned(MIB), Region::allocate(Length(MIB)));
         let good = run(&into, at(&source));
         let sums = || sums_of(&source, &[&good]);
