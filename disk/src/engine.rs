@@ -2,6 +2,8 @@
 
 use crate::GRANULE;
 use crate::arena::Buffer;
+use kvpool_transport::Slice;
+use kvpool_types::Offset;
 use rustix::io::Errno;
 use std::fmt;
 use std::io;
@@ -11,6 +13,9 @@ use std::io;
 pub enum Op {
     /// Fill the buffer.
     Read(Buffer),
+    /// Fill the buffer, and the memory with the bytes after it. The memory begins at a multiple of a granule.
+    /// Others may read it meanwhile.
+    ReadInto(Buffer, Slice),
     /// Write the whole buffer.
     Write(Buffer),
     /// Make durable every write that was completed before this request was submitted.
@@ -39,11 +44,48 @@ impl fmt::Debug for Request {
     }
 }
 
+impl Op {
+    /// The bytes of the range.
+    pub fn length(&self) -> u64 {
+        match self {
+            Self::Read(buffer) | Self::Write(buffer) => buffer.len() as u64,
+            Self::ReadInto(buffer, memory) => buffer.len() as u64 + memory.length().0,
+            Self::Flush => 0,
+            Self::Discard { length } => *length,
+        }
+    }
+
+    /// Whether this is a read.
+    pub fn is_read(&self) -> bool {
+        matches!(self, Self::Read(_) | Self::ReadInto(..))
+    }
+
+    /// Fills the targets of a read with the bytes of its range. Does nothing for other operations.
+    ///
+    /// # Panics
+    ///
+    /// Panics unless there are as many bytes as the range has.
+    pub fn fill(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Read(buffer) => buffer.copy_from_slice(bytes),
+            Self::ReadInto(buffer, memory) => {
+                let (first, rest) = bytes.split_at(buffer.len());
+                buffer.copy_from_slice(first);
+                assert!(rest.len() as u64 == memory.length().0);
+                memory.write_at(Offset(0), rest);
+            }
+            Self::Write(_) | Self::Flush | Self::Discard { .. } => {}
+        }
+    }
+}
+
 /// The outcome of a request.
 #[derive(Debug)]
 pub struct Completion {
     /// The buffer of a read or write, also after an error. `None` when the kernel may still use the buffer.
     pub buffer: Option<Buffer>,
+    /// The memory of an [`Op::ReadInto`], by the same rule.
+    pub memory: Option<Slice>,
     /// The result. After an error the contents of a read's buffer, or of a write's range, are undefined.
     pub result: Result<(), IoError>,
 }
@@ -75,7 +117,7 @@ pub enum IoError {
     /// The range does not lie inside the device.
     #[error("the range exceeds the device")]
     OutOfRange,
-    /// The offset or the length is not a multiple of a granule.
+    /// The offset, the length or the address of the memory is not a multiple of a granule.
     #[error("the range is not aligned to {GRANULE} bytes")]
     Unaligned,
     /// Any other error.
@@ -131,29 +173,36 @@ pub trait Engine: Send + Sync + fmt::Debug {
     fn in_flight(&self) -> usize;
 }
 
+impl Completion {
+    /// The outcome of an operation, whose memory nobody uses any more.
+    pub fn of(op: Op, result: Result<(), IoError>) -> Self {
+        let (buffer, memory) = match op {
+            Op::Read(buffer) | Op::Write(buffer) => (Some(buffer), None),
+            Op::ReadInto(buffer, memory) => (Some(buffer), Some(memory)),
+            Op::Flush | Op::Discard { .. } => (None, None),
+        };
+        Self {
+            buffer,
+            memory,
+            result,
+        }
+    }
+}
+
 impl Request {
     /// Ends the request with `result`.
     pub(crate) fn end(self, result: Result<(), IoError>) {
-        let buffer = match self.op {
-            Op::Read(buffer) | Op::Write(buffer) => Some(buffer),
-            Op::Flush | Op::Discard { .. } => None,
-        };
-        (self.done)(Completion { buffer, result });
-    }
-
-    /// The bytes of the range.
-    pub(crate) fn length(&self) -> u64 {
-        match &self.op {
-            Op::Read(buffer) | Op::Write(buffer) => buffer.len() as u64,
-            Op::Flush => 0,
-            Op::Discard { length } => *length,
-        }
+        (self.done)(Completion::of(self.op, result));
     }
 
     /// Checks the range against a device of `size` bytes.
     pub(crate) fn check(&self, size: u64) -> Result<(), IoError> {
-        let (granule, length) = (GRANULE as u64, self.length());
-        if !self.offset.is_multiple_of(granule) || !length.is_multiple_of(granule) {
+        let (granule, length) = (GRANULE as u64, self.op.length());
+        let is_apart = match &self.op {
+            Op::ReadInto(_, memory) => !memory.as_ptr().addr().is_multiple_of(GRANULE),
+            _ => false,
+        };
+        if is_apart || !self.offset.is_multiple_of(granule) || !length.is_multiple_of(granule) {
             return Err(IoError::Unaligned);
         }
         match self.offset.checked_add(length) {

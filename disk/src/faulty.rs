@@ -1,6 +1,7 @@
 //! An engine for tests that injects faults into another engine.
 
 use crate::engine::{Completion, Engine, EngineKind, IoError, Op, Request};
+use kvpool_types::Offset;
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -90,9 +91,9 @@ impl Faulty {
     }
 
     fn fault_of(&self, request: &Request) -> Option<Fault> {
-        let is_read = matches!(request.op, Op::Read(_));
+        let is_read = request.op.is_read();
         let is_flush = matches!(request.op, Op::Flush);
-        let end = request.offset.saturating_add(request.length());
+        let end = request.offset.saturating_add(request.op.length());
         let mut rules = self.rules.lock();
         let rule = rules.iter_mut().find(|rule| {
             let touches = is_flush || request.offset < rule.range.end && rule.range.start < end;
@@ -115,7 +116,7 @@ impl Engine for Faulty {
                 request.end(Err(Errno::from_raw_os_error(number).into()));
             }
             Some(Fault::Short(done)) => {
-                let wanted = request.length();
+                let wanted = request.op.length();
                 request.end(Err(IoError::Short { wanted, done }));
             }
             Some(Fault::Delay(by)) => self.late.push(Instant::now() + by, request),
@@ -123,13 +124,7 @@ impl Engine for Faulty {
             Some(Fault::Flip(bit)) => {
                 let done = std::mem::replace(&mut request.done, Box::new(|_| {}));
                 request.done = Box::new(move |mut completion: Completion| {
-                    if let Some(buffer) = &mut completion.buffer {
-                        let length = buffer.len() as u64;
-                        let at = usize::try_from(bit / 8 % length.max(1)).unwrap_or(0);
-                        if let Some(byte) = buffer.get_mut(at) {
-                            *byte ^= 1 << (bit % 8);
-                        }
-                    }
+                    flip(&mut completion, bit);
                     done(completion);
                 });
                 self.inner.submit(request);
@@ -147,6 +142,30 @@ impl Engine for Faulty {
 
     fn in_flight(&self) -> usize {
         self.inner.in_flight() + self.late.queue.lock().requests.len()
+    }
+}
+
+/// Inverts one bit of the bytes that were read.
+fn flip(read: &mut Completion, bit: u64) {
+    let Some(buffer) = &mut read.buffer else {
+        return;
+    };
+    let first = buffer.len() as u64;
+    let rest = read.memory.as_ref().map_or(0, |memory| memory.length().0);
+    let at = bit / 8 % (first + rest).max(1);
+    let mask = 1 << (bit % 8);
+    match &read.memory {
+        Some(memory) if at >= first => {
+            let (at, mut byte) = (Offset(at - first), [0]);
+            memory.read_at(at, &mut byte);
+            memory.write_at(at, &[byte[0] ^ mask]);
+        }
+        _ => {
+            let at = usize::try_from(at).unwrap_or(0);
+            if let Some(byte) = buffer.get_mut(at) {
+                *byte ^= mask;
+            }
+        }
     }
 }
 

@@ -6,13 +6,14 @@
 //!     │                                        ├─ Memory      for tests: power cuts
 //!     └──────── done(Completion) ◄─────────────┴─ Faulty      for tests: errors, delays
 //!
-//!  Arena ─ take ─► Buffer     page-aligned memory, the only memory that an engine touches
+//!  Arena ─ take ─► Buffer     page-aligned memory of the engine's own
+//!  Slice                      memory of blocks, into which a block is read without a copy
 //! ```
 //!
 //! The crate does not depend on an async runtime: a request carries the function that its completion calls.
 //!
-//! **Architecture Invariant:** a buffer belongs to its request until the request's completion. So no device
-//! writes to memory with another holder.
+//! **Architecture Invariant:** a buffer or slice belongs to its request until the request's completion. So no device
+//! writes to memory with another holder. The holder of a slice counts as its writer until then.
 //!
 //! ADR 0035 says why there is one ring per disk and no runtime.
 
@@ -23,6 +24,7 @@ pub mod faulty;
 mod file;
 pub mod medium;
 pub mod memory;
+mod scattered;
 mod threads;
 mod uring;
 

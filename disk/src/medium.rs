@@ -15,6 +15,8 @@
 //!   expected block's, at this offset of this medium. Every chunk has its checksum. The checksums of all
 //!   chunks combine to the block's checksum, which the master names. So a range of a block is proved as well
 //!   as the whole block.
+//! - [`Medium::load_into`] reads a whole block straight into the memory where it will lie. [`Landing::verify`] proves it
+//!   there.
 //! - [`Scan`] reports the extents in a zone.
 //!
 //! ```text
@@ -42,7 +44,7 @@ pub use erase::erase;
 pub use error::{DetachError, Invalid, MediumRefused, StoreError, WRONG_KINDS, Wrong};
 pub use header::{Header, HeaderWrong, Order, footprint, header_bytes};
 pub use kvpool_types::medium::{DATA_START, Generation, Judgement, judge};
-pub use load::{Arrival, Loaded};
+pub use load::{Arrival, Landing, Loaded};
 pub use scan::{Found, Scan, Step};
 pub use store::{Staged, Stamp};
 pub use superblock::{FORMAT, Superblock, Unreadable};

@@ -65,14 +65,13 @@ impl Engine for Memory {
             let State { image, log } = &mut *state;
             request.check(image.len() as u64).and_then(|()| {
                 let start = usize::try_from(request.offset).map_err(|_| IoError::OutOfRange)?;
+                let length = usize::try_from(request.op.length());
+                let end = start + length.map_err(|_| IoError::OutOfRange)?;
                 match &mut request.op {
-                    Op::Read(buffer) => {
-                        let end = start + buffer.len();
-                        let bytes = image.get(start..end).ok_or(IoError::OutOfRange)?;
-                        buffer.copy_from_slice(bytes);
+                    op @ (Op::Read(_) | Op::ReadInto(..)) => {
+                        op.fill(image.get(start..end).ok_or(IoError::OutOfRange)?);
                     }
                     Op::Write(buffer) => {
-                        let end = start + buffer.len();
                         let bytes = image.get_mut(start..end).ok_or(IoError::OutOfRange)?;
                         bytes.copy_from_slice(buffer);
                         log.push(Event::Write(request.offset, buffer.to_vec()));

@@ -2,6 +2,7 @@
 
 use crate::engine::{Engine, EngineKind, IoError, Op, Request};
 use crate::file::File;
+use crate::scattered;
 use parking_lot::{Condvar, Mutex};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
@@ -124,6 +125,12 @@ impl Shared {
                     let part = buffer.get_mut(at..).unwrap_or_default();
                     done = rustix::io::pread(fd, part, offset + at as u64)?;
                     Ok(done)
+                })
+            }
+            Op::ReadInto(buffer, memory) => {
+                let length = buffer.len() + memory.length().as_usize();
+                whole(length, |at| {
+                    scattered::read(fd, offset, (&mut *buffer, &*memory), at)
                 })
             }
             Op::Write(buffer) => whole(buffer.len(), |at| {

@@ -7,15 +7,17 @@
 //! The thread sleeps in the kernel until a transfer ends or an event wakes it. So an idle ring costs no time.
 //! Every completion names its slot and the slot's generation, so that no request takes the result of another.
 
-// UNSAFETY: entries name memory and descriptors by address. The memory is the buffer that the slot
+// UNSAFETY: entries name memory and descriptors by address. The memory is the buffer or slice that the slot
 // owns until the completion; the descriptors live as long as the ring.
 #![allow(unsafe_code, reason = "submission entries hold raw addresses")]
 
 use crate::arena::Arena;
 use crate::engine::{Completion, Engine, EngineKind, IoError, Op, Request};
 use crate::file::File;
+use crate::scattered::Scattered;
 use crate::threads::discarded;
 use io_uring::{IoUring, opcode, squeue, types};
+use kvpool_types::Length;
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
@@ -68,6 +70,8 @@ struct Slot {
     request: Option<Request>,
     /// Bytes transferred by earlier entries.
     done: usize,
+    /// The list of memory that the entry names. It does not move while the slot has a request.
+    scattered: Box<Scattered>,
     /// When the kernel first interrupted the transfer since its last byte.
     given_back: Option<Instant>,
 }
@@ -96,7 +100,12 @@ impl Driver {
             .build(depth.next_power_of_two())?;
         let mut probe = io_uring::Probe::new();
         ring.submitter().register_probe(&mut probe)?;
-        let needed = [opcode::Read::CODE, opcode::Write::CODE, opcode::Fsync::CODE];
+        let needed = [
+            opcode::Read::CODE,
+            opcode::Readv::CODE,
+            opcode::Write::CODE,
+            opcode::Fsync::CODE,
+        ];
         if needed.iter().any(|code| !probe.is_supported(*code)) {
             return Err(io::ErrorKind::Unsupported.into());
         }
@@ -132,6 +141,7 @@ impl Driver {
                 generation: 0,
                 request: None,
                 done: 0,
+                scattered: Box::default(),
                 given_back: None,
             });
             driver.vacant.push(number);
@@ -281,6 +291,7 @@ impl Driver {
             std::mem::forget(op);
             done(Completion {
                 buffer: None,
+                memory: None,
                 result: Err(failed()),
             });
         }
@@ -353,6 +364,11 @@ impl Driver {
                         .build(),
                     false => opcode::Read::new(fd, to, left).offset(offset).build(),
                 }
+            }
+            Op::ReadInto(buffer, memory) => {
+                *slot.scattered = Scattered::new(buffer, memory, done);
+                let (list, count) = slot.scattered.list();
+                opcode::Readv::new(fd, list, count).offset(offset).build()
             }
             Op::Write(buffer) => {
                 let left = part(buffer.len(), done);
@@ -447,7 +463,7 @@ impl Slot {
             }
         };
         let wanted = match &request.op {
-            Op::Read(buffer) | Op::Write(buffer) => buffer.len(),
+            op @ (Op::Read(_) | Op::ReadInto(..) | Op::Write(_)) => Length(op.length()).as_usize(),
             Op::Flush | Op::Discard { .. } => return Step::Ended(Ok(())),
         };
         self.done += bytes;
@@ -485,6 +501,7 @@ fn part(length: usize, done: usize) -> u32 {
 mod tests {
     use super::*;
     use crate::GRANULE;
+    use kvpool_transport::memory::Region;
     use std::sync::mpsc;
 
     fn writing(arena: &Arc<Arena>) -> Slot {
@@ -497,6 +514,7 @@ mod tests {
             generation: 0,
             request: Some(request),
             done: 0,
+            scattered: Box::default(),
             given_back: None,
         }
     }
@@ -551,17 +569,31 @@ mod tests {
         assert_eq!(replaced, to);
         let engine = Uring::spawn(driver).unwrap();
         let (says, ended) = mpsc::channel();
-        engine.submit(Request {
-            op: Op::Write(arena.take(GRANULE).unwrap()),
-            offset: 0,
-            done: Box::new(move |completion| says.send(completion).unwrap()),
-        });
+        // The hook is there as long as the kernel may write to the memory.
+        let hook = Arc::new(());
+        let memory = Region::allocate(Length(GRANULE as u64)).whole();
+        let ops = [
+            Op::Write(arena.take(GRANULE).unwrap()),
+            Op::ReadInto(arena.take(GRANULE).unwrap(), memory.with_hook(hook.clone())),
+        ];
+        for op in ops {
+            let says = says.clone();
+            engine.submit(Request {
+                op,
+                offset: 0,
+                done: Box::new(move |completion| says.send(completion).unwrap()),
+            });
+        }
         let dropping = std::thread::spawn(move || drop(engine));
-        let completion = ended.recv_timeout(Duration::from_secs(30));
-        let completion = completion.expect("the drop waits for the kernel without end");
-        assert!(matches!(completion.result, Err(IoError::System(_))));
-        assert!(completion.buffer.is_none(), "the kernel may still read it");
+        for _ in 0..2 {
+            let completion = ended.recv_timeout(Duration::from_secs(30));
+            let completion = completion.expect("the drop waits for the kernel without end");
+            assert!(matches!(completion.result, Err(IoError::System(_))));
+            assert!(completion.buffer.is_none(), "the kernel may still use it");
+            assert!(completion.memory.is_none(), "the kernel may still write it");
+        }
         dropping.join().unwrap();
-        assert_eq!(arena.free(), arena.size() - GRANULE);
+        assert_eq!(arena.free(), arena.size() - 2 * GRANULE);
+        assert_eq!(Arc::strong_count(&hook), 2, "the memory is held");
     }
 }

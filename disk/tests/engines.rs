@@ -5,6 +5,8 @@ use kvpool_disk::{
     Arena, Buffer, Choice, Completion, Engine, EngineKind, Fault, Faulty, GRANULE, IoError, Memory,
     Op, OpenError, Options, Request, open,
 };
+use kvpool_transport::memory::Region;
+use kvpool_types::{Length, Offset};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
@@ -105,6 +107,38 @@ fn what_was_written_is_read_at_every_size_and_place() {
     });
 }
 
+#[test]
+fn a_read_fills_a_buffer_and_then_memory_of_others() {
+    each(|name, engine, arena| {
+        for (seed, (first, rest)) in [(1, 1), (1, 16), (2, 255), (1, 1024)]
+            .into_iter()
+            .enumerate()
+        {
+            let bytes = (first + rest) * GRANULE;
+            for offset in [0, GRANULE as u64, SIZE - bytes as u64] {
+                let written = filled(arena, bytes, seed as u64);
+                let written = run(&*engine, Op::Write(written), offset);
+                let wanted = written.buffer.unwrap().to_vec();
+                // Bytes before and after the memory stay as they are.
+                let around = Region::allocate(Length((rest as u64 + 2) * GRANULE as u64)).whole();
+                around.write_at(Offset(0), &vec![7; around.length().as_usize()]);
+                let memory = around.slice(Offset(GRANULE as u64), Length((rest * GRANULE) as u64));
+                let buffer = arena.take(first * GRANULE).unwrap();
+                let read = run(&*engine, Op::ReadInto(buffer, memory.unwrap()), offset);
+                read.result.unwrap();
+                let (buffer, memory) = (read.buffer.unwrap(), read.memory.unwrap());
+                let (head, tail) = wanted.split_at(first * GRANULE);
+                assert!(buffer[..] == *head, "{name}: {bytes} at {offset}");
+                assert!(memory.to_vec() == tail, "{name}: {bytes} at {offset}");
+                let edges = around.to_vec();
+                let (begin, end) = (&edges[..GRANULE], &edges[edges.len() - GRANULE..]);
+                assert!(begin.iter().chain(end).all(|byte| *byte == 7), "{name}");
+            }
+        }
+        assert_eq!(arena.free(), arena.size(), "{name}: every buffer came back");
+    });
+}
+
 /// Sixty-four at a time, of random sizes: none gets the bytes or the end of another.
 #[test]
 fn requests_in_progress_together_do_not_disturb_each_other() {
@@ -196,6 +230,20 @@ fn a_range_outside_and_one_that_is_not_aligned_are_refused() {
             matches!(end.result, Err(IoError::Unaligned)),
             "{name}: {end:?}"
         );
+        let memory = Region::allocate(Length(2 * GRANULE as u64)).whole();
+        let apart = memory.slice(Offset(512), Length(GRANULE as u64)).unwrap();
+        let buffer = || arena.take(GRANULE).unwrap();
+        let end = run(&*engine, Op::ReadInto(buffer(), apart), 0);
+        assert!(
+            matches!(end.result, Err(IoError::Unaligned)),
+            "{name}: {end:?}"
+        );
+        let end = run(&*engine, Op::ReadInto(buffer(), memory), SIZE - 4096);
+        assert!(
+            matches!(end.result, Err(IoError::OutOfRange)),
+            "{name}: {end:?}"
+        );
+        assert!(end.memory.is_some());
         let length = 1000;
         let end = run(&*engine, Op::Discard { length }, 0);
         assert!(
@@ -251,6 +299,16 @@ fn a_file_that_was_cut_gives_an_error_and_no_bytes() {
             panic!("{end:?}");
         };
         assert_eq!((wanted, done), (2 * 4096, 4096));
+        // The file ends in the memory, in the buffer, and before both.
+        for (before, done) in [(2, 2), (1, 1), (0, 0)] {
+            let memory = Region::allocate(Length(4 * 4096)).whole();
+            let op = Op::ReadInto(arena.take(2 * GRANULE).unwrap(), memory);
+            let end = run(&*engine, op, SIZE / 2 - before * 4096);
+            let Err(IoError::Short { wanted, done: got }) = end.result else {
+                panic!("{end:?}");
+            };
+            assert_eq!((wanted, got), (6 * 4096, done * 4096));
+        }
         drop(engine);
         std::fs::remove_file(&file).unwrap();
     }

@@ -99,14 +99,14 @@ impl Opened {
     /// Notes a request that begins. Nobody writes where another request is in flight.
     fn begins(&self, op: &Op, offset: u64) -> u64 {
         let (writes, length) = match op {
-            Op::Read(buffer) => (false, buffer.len()),
-            Op::Write(buffer) => (true, buffer.len()),
+            Op::Read(_) | Op::ReadInto(..) => (false, op.length()),
+            Op::Write(_) => (true, op.length()),
             Op::Flush | Op::Discard { .. } => (false, 0),
         };
         if writes {
-            self.ssd.ledger.add(length as u64);
+            self.ssd.ledger.add(length);
         }
-        let range = offset..offset + length as u64;
+        let range = offset..offset + length;
         let mut in_flight = self.in_flight.lock();
         let meets = |other: &&InFlight| {
             (writes || other.writes)
@@ -324,9 +324,10 @@ impl Ssd {
     }
 
     fn note(&self, op: &Op, offset: u64) {
-        let (what, counter, length) = match op {
-            Op::Read(buffer) => ("reads", &self.reads, buffer.len()),
-            Op::Write(buffer) => ("writes", &self.writes, buffer.len()),
+        let length = op.length();
+        let (what, counter) = match op {
+            Op::Read(_) | Op::ReadInto(..) => ("reads", &self.reads),
+            Op::Write(_) => ("writes", &self.writes),
             Op::Flush | Op::Discard { .. } => return,
         };
         counter.fetch_add(1, Ordering::Relaxed);
@@ -334,24 +335,25 @@ impl Ssd {
         self.net.trace.note(Process::Node(self.node), line);
     }
 
-    fn perform(&self, op: Op, offset: u64) -> Completion {
+    fn perform(&self, mut op: Op, offset: u64) -> Completion {
         let mut state = self.state.lock();
-        let (buffer, result) = match op {
-            Op::Read(mut buffer) => {
-                let range = offset..offset + buffer.len() as u64;
+        let result = match &mut op {
+            Op::Read(_) | Op::ReadInto(..) => {
+                let range = offset..offset + op.length();
                 let outcome = state.outcome(&self.net, false, range.end, self.size);
                 state.note_error(offset >= DATA_START, &outcome);
                 if matches!(outcome, Err(IoError::Medium(_))) {
                     self.net.media.cannot_read(self.node, &range);
                 }
                 state.note_superblock(offset, &outcome);
-                for (granule, chunk) in numbers(offset).zip(buffer.chunks_mut(GRANULE)) {
-                    match state.granules.get(&granule) {
-                        Some(bytes) => chunk.copy_from_slice(bytes),
-                        None => chunk.fill(0),
+                let mut bytes = vec![0; usize::try_from(op.length()).unwrap_or_default()];
+                for (granule, chunk) in numbers(offset).zip(bytes.chunks_mut(GRANULE)) {
+                    if let Some(bytes) = state.granules.get(&granule) {
+                        chunk.copy_from_slice(bytes);
                     }
                 }
-                (Some(buffer), outcome)
+                op.fill(&bytes);
+                outcome
             }
             Op::Write(buffer) => {
                 let outcome =
@@ -362,8 +364,8 @@ impl Ssd {
                     Err(IoError::Medium(_)) => self.net.dice.index(buffer.len() / GRANULE),
                     Err(_) => 0,
                 };
-                state.write(offset, &buffer, count);
-                (Some(buffer), outcome)
+                state.write(offset, buffer, count);
+                outcome
             }
             Op::Flush => {
                 let outcome = state.outcome(&self.net, true, 0, self.size);
@@ -376,11 +378,11 @@ impl Ssd {
                         state.lose_unflushed(&self.net.dice);
                     }
                 }
-                (None, outcome)
+                outcome
             }
-            Op::Discard { .. } => (None, Ok(())),
+            Op::Discard { .. } => Ok(()),
         };
-        Completion { buffer, result }
+        Completion::of(op, result)
     }
 }
 
@@ -537,8 +539,8 @@ impl Handle {
 
 impl Engine for Handle {
     fn submit(&self, request: Request) {
-        let is_data =
-            matches!(request.op, Op::Read(_) | Op::Write(_)) && request.offset >= DATA_START;
+        let is_data = (request.op.is_read() || matches!(request.op, Op::Write(_)))
+            && request.offset >= DATA_START;
         if is_data {
             let number = self.0.begins(&request.op, request.offset);
             tokio::spawn(self.clone().run(number, request));

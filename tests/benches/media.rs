@@ -10,7 +10,8 @@
 //! - `one`: the median latency of a single get of a block on the disk.
 //!
 //! Both files were written once before, as those of a disk in use: the first write of a range costs the
-//! filesystem more. The processes that read from shared memory fill their page tables before.
+//! filesystem more. The processes that read from shared memory fill their page tables before. The memory that
+//! gets the blocks has its pages before.
 //! It prints the medians over the rounds, of the rates and of the ratios.
 
 use anyhow::Context;
@@ -18,6 +19,7 @@ use kvpool_client::{Client, GetBlock, GetOptions, GetOutcome, TransportChoice};
 use kvpool_disk::{Arena, Choice, Engine, Op, Options as DiskOptions, Request, open};
 use kvpool_tests::blocks::{is_right, key, put_all, target};
 use kvpool_tests::{Cluster, Options};
+use kvpool_types::Offset;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
@@ -31,7 +33,7 @@ const TOTAL: u64 = 1 << 30;
 /// The bytes of the medium.
 const MEDIUM: u64 = 3 << 29;
 /// How long a process may fill its page tables.
-const SETTLE: Duration = Duration::from_secs(1);
+const SETTLE: Duration = Duration::from_secs(3);
 /// The bytes in progress at a time, as the master orders them.
 const WINDOW: u64 = 64 << 20;
 /// The bytes of one batch of gets.
@@ -208,13 +210,19 @@ async fn get_all(client: &Client, blocks: u64, block: u64) -> anyhow::Result<f64
         .chunks(order.len().div_ceil(CALLERS))
         .map(<[u64]>::to_vec)
         .collect();
+    let targets = parts.iter().map(|_| {
+        let targets = (0..batch).map(|_| target(length));
+        // The memory has its pages before the measurement, as that of the plain reads has.
+        targets.inspect(|memory| memory.write_at(Offset(0), &vec![1; length]))
+    });
+    let targets: Vec<Vec<_>> = targets.map(Iterator::collect).collect();
     let begun = Instant::now();
     let tasks: Vec<_> = parts
         .into_iter()
-        .map(|part| {
+        .zip(targets)
+        .map(|(part, targets)| {
             let client = client.clone();
             tokio::spawn(async move {
-                let targets: Vec<_> = (0..batch).map(|_| target(length)).collect();
                 for numbers in part.chunks(batch) {
                     let gets = numbers.iter().zip(&targets);
                     let gets = gets

@@ -33,7 +33,7 @@ pub(super) fn perform(
         Some(until) => receiver.recv_timeout(until.saturating_duration_since(Instant::now())),
     };
     let failure = match answer {
-        Ok(Completion { buffer, result }) => return (buffer, result),
+        Ok(Completion { buffer, result, .. }) => return (buffer, result),
         Err(RecvTimeoutError::Timeout) => io::ErrorKind::TimedOut.into(),
         Err(RecvTimeoutError::Disconnected) => io::Error::other("the engine dropped a request"),
     };

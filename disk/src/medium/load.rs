@@ -4,6 +4,7 @@ use super::error::{Invalid, Wrong};
 use super::wanted::{Room, Wanted};
 use super::{Medium, Shared};
 use crate::{Buffer, Completion, IoError, Op, Request};
+use kvpool_transport::Slice;
 use kvpool_types::{Checksum, Length};
 use parking_lot::Mutex;
 use std::ops::{Deref, Range};
@@ -92,6 +93,30 @@ impl Arrival {
     }
 }
 
+/// A whole block that was read straight into memory and is not verified yet. Until [`verify`](Self::verify) has
+/// returned, the memory counts as being written.
+#[derive(Debug)]
+#[must_use]
+pub struct Landing {
+    read: Result<(Buffer, Slice), Wrong>,
+    wanted: Wanted,
+    shared: Arc<Shared>,
+}
+
+impl Landing {
+    /// Returns the checksums of the chunks in memory if the header and these checksums prove the block. Counts a
+    /// failure by its kind. After an error the memory holds other bytes, and must not be used.
+    pub fn verify(self) -> Result<Vec<Checksum>, Wrong> {
+        let Self {
+            read,
+            wanted,
+            shared,
+        } = self;
+        let chunks = read.and_then(|(head, memory)| wanted.verify_in(shared.id, &head, &memory));
+        chunks.inspect_err(|wrong| shared.wrong.count(wrong))
+    }
+}
+
 /// The state that the requests of one load share. The completion of the last one continues the load.
 struct Pending<F> {
     head: Option<Buffer>,
@@ -135,7 +160,7 @@ impl Medium {
             let shared = Arc::clone(&shared);
             let wanted = Arc::clone(&wanted);
             let range = offset..offset + buffer.len() as u64;
-            let finished = move |Completion { buffer, result }: Completion| {
+            let finished = move |Completion { buffer, result, .. }: Completion| {
                 if matches!(result, Err(IoError::Medium(_))) {
                     shared.mark_bad(range);
                 }
@@ -159,6 +184,69 @@ impl Medium {
     }
 }
 
+impl Medium {
+    /// Reads a whole block straight into memory, and its header into a buffer. `done` is called once: on this
+    /// thread if nothing was read, else on the engine's thread. The load fails unless the memory
+    /// [fits](Wanted::fits), and the buffer comes from `wanted`.
+    ///
+    /// The memory may be written until the load ends, however long the device takes. A caller that must know the
+    /// end gives the memory a [hook](Slice::with_hook): the hook is dropped once the kernel no longer uses the memory.
+    pub fn load_into(
+        &self,
+        wanted: Wanted,
+        header: Buffer,
+        memory: Slice,
+        done: impl FnOnce(Landing) + Send + 'static,
+    ) {
+        let length = wanted.expected.length;
+        let shared = Arc::clone(&self.shared);
+        let is_right = wanted.fits(&memory) && header.len() as u64 == wanted.header;
+        let begun = shared
+            .place(wanted.offset, length)
+            .and_then(|range| is_right.then_some(range).ok_or(Invalid::Length(length)))
+            .and_then(|range| Ok((range, shared.flights.begin().ok_or(Invalid::Detached)?)));
+        let (range, flight) = match begun {
+            Ok(begun) => begun,
+            Err(invalid) => {
+                let read = Err(Wrong::Invalid(invalid));
+                return done(Landing {
+                    read,
+                    wanted,
+                    shared,
+                });
+            }
+        };
+        let offset = wanted.offset;
+        let finished = move |completion: Completion| {
+            let Completion {
+                buffer,
+                memory,
+                result,
+            } = completion;
+            if matches!(result, Err(IoError::Medium(_))) {
+                shared.mark_bad(range);
+            }
+            let read = result.and_then(|()| buffer.zip(memory).ok_or_else(kept));
+            drop(flight);
+            done(Landing {
+                read: read.map_err(Wrong::Io),
+                wanted,
+                shared,
+            });
+        };
+        self.engine.submit(Request {
+            op: Op::ReadInto(header, memory),
+            offset,
+            done: Box::new(finished),
+        });
+    }
+}
+
+/// The error of a request whose buffer did not come back.
+fn kept() -> IoError {
+    IoError::System(std::io::Error::other("the engine kept a buffer"))
+}
+
 impl<F> Pending<F> {
     /// Takes one completion. The last one returns the buffers or the first failure, and the function to call.
     fn answer(
@@ -180,10 +268,9 @@ impl<F> Pending<F> {
         if self.left > 0 {
             return None;
         }
-        let lost = || IoError::System(std::io::Error::other("the engine kept a buffer"));
         let room = match (self.failure.take(), self.head.take()) {
             (Some(error), _) => Err(error),
-            (None, None) => Err(lost()),
+            (None, None) => Err(kept()),
             (None, Some(head)) => Ok(Room {
                 head,
                 data: self.data.take(),

@@ -164,7 +164,7 @@ impl Medium {
         self.engine.submit(Request {
             op: Op::Write(buffer),
             offset: stamp.offset,
-            done: Box::new(move |Completion { buffer, result }| {
+            done: Box::new(move |Completion { buffer, result, .. }| {
                 drop(buffer);
                 if matches!(result, Err(IoError::Medium(_))) {
                     shared.mark_bad(range);

@@ -5,6 +5,8 @@ use super::fields::checksum;
 use super::header::{Header, HeaderWrong, Order, header_bytes};
 use super::store::take;
 use crate::{Arena, Buffer, GRANULE};
+use kvpool_transport::Slice;
+use kvpool_transport::checksum::sum_shared;
 use kvpool_types::checksum::CHUNK;
 use kvpool_types::{Checksum, Length, MediumId, Version};
 use std::ops::Range;
@@ -76,6 +78,25 @@ impl Wanted {
         })
     }
 
+    /// Whether the block can be read straight into this memory, behind a buffer for the header. This holds for
+    /// whole blocks of whole granules, and memory that begins at a multiple of a granule.
+    pub fn fits(&self, memory: &Slice) -> bool {
+        let length = self.expected.length;
+        self.range == (0..length)
+            && length.is_multiple_of(GRANULE as u64)
+            && memory.length().0 == length
+            && memory.as_ptr().addr().is_multiple_of(GRANULE)
+    }
+
+    /// Takes the buffer for the header without waiting, ahead of callers that wait if `first`.
+    pub fn take_header(&self, arena: &Arc<Arena>, first: bool) -> Option<Buffer> {
+        let bytes = Length(self.header).as_usize();
+        match first {
+            true => arena.take_first(bytes),
+            false => arena.take(bytes),
+        }
+    }
+
     fn is_near(&self) -> bool {
         self.data.start - self.header <= NEAR
     }
@@ -106,6 +127,31 @@ impl Wanted {
         })
     }
 
+    /// The header, if it is the expected block's.
+    fn header(&self, medium: MediumId, head: &[u8]) -> Result<Header, Wrong> {
+        let header = Header::decode(head).map_err(Wrong::Header)?;
+        self.expected.check(&header, medium, self.offset)?;
+        Ok(header)
+    }
+
+    /// Verifies the header, and the whole block in memory. Returns the checksums of its chunks.
+    pub(super) fn verify_in(
+        &self,
+        medium: MediumId,
+        head: &[u8],
+        memory: &Slice,
+    ) -> Result<Vec<Checksum>, Wrong> {
+        let header = self.header(medium, head)?;
+        // The sums of the header prove the length: they combine to the block's checksum.
+        let sums = sum_shared(memory).chunks;
+        let differs = |(ours, theirs): (&Checksum, &Checksum)| ours != theirs;
+        match sums.iter().zip(&header.chunks).position(differs) {
+            Some(chunk) => Err(Wrong::Chunk(chunk as u64)),
+            None if sums.len() != header.chunks.len() => Err(Wrong::Chunk(sums.len() as u64)),
+            None => Ok(sums),
+        }
+    }
+
     /// Verifies the header, and each chunk of the range. `proved` gets each valid chunk and its offset in the
     /// block at once, while the chunk is in the processor's cache. Returns the checksums of the chunks.
     pub(super) fn verify(
@@ -114,8 +160,7 @@ impl Wanted {
         room: &Room,
         mut proved: impl FnMut(u64, &[u8]),
     ) -> Result<Vec<Checksum>, Wrong> {
-        let header = Header::decode(&room.head).map_err(Wrong::Header)?;
-        self.expected.check(&header, medium, self.offset)?;
+        let header = self.header(medium, &room.head)?;
         let first = self.range.start / CHUNK;
         let chunks = room.chunks(self).chunks(Length(CHUNK).as_usize());
         let sums = header.chunks.iter().skip(Length(first).as_usize());

@@ -1,12 +1,12 @@
 use super::disk::Disk;
 use super::*;
 use crate::config::Isolation;
-use crate::fence::{Limits, Term};
+use crate::fence::{FenceItem, Limits, Term};
 use crate::metrics::Metrics;
 use crate::segment::Dram;
 use crate::serve::Identity;
 use kvpool_disk::medium::{Order as StoreNumber, Staged, Stamp, footprint};
-use kvpool_disk::{Fault, Faulty, Memory};
+use kvpool_disk::{Fault, Faulty, GRANULE, Memory};
 use kvpool_transport::checksum::checksum;
 use kvpool_types::medium::DATA_START;
 use kvpool_types::{
@@ -196,12 +196,80 @@ impl Rig {
 #[test]
 fn loads_that_wait_for_room_get_it_from_those_that_have_arrived() {
     let mut rig = Rig::with(12);
+    // The disk cannot write straight into these extents.
     let took = rig.transfer_all(Code::Ok, |number| Extent {
         segment: MEMORY,
-        offset: Offset((number - 1) * LENGTH),
+        offset: Offset((number - 1) * LENGTH + 64),
         length: Length(LENGTH),
     });
     assert!(took < SOON, "{took:?}");
+}
+
+fn in_memory(number: u64) -> Extent {
+    Extent {
+        segment: MEMORY,
+        offset: Offset((number - 1) * LENGTH),
+        length: Length(LENGTH),
+    }
+}
+
+#[test]
+fn a_load_in_place_needs_arena_memory_for_its_header_only() {
+    let mut rig = Rig::with(12);
+    let arena = Arc::clone(&rig.media.shared.arena);
+    let _held = arena.take(arena.size() - 12 * GRANULE).unwrap();
+    let took = rig.transfer_all(Code::Ok, in_memory);
+    assert!(took < SOON, "{took:?}");
+    for (number, (_, checksum)) in (1..).zip(&rig.blocks) {
+        let store = &rig.media.shared.store;
+        assert!(store.verify(&in_memory(number), *checksum));
+    }
+}
+
+/// Until the disk has answered, it may write to the memory.
+#[test]
+fn an_extent_is_fenced_only_when_the_disk_has_written_it() {
+    let mut rig = Rig::with(1);
+    let late = Duration::from_millis(400);
+    rig.engine.mend();
+    rig.engine.on_reads(0..u64::MAX, 1, Fault::Delay(late));
+    let store = rig.media.shared.store.clone();
+    let fencing = std::thread::spawn(move || {
+        while store.census().receives == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let begun = Instant::now();
+        store.fence(&[FenceItem {
+            ticket: 9,
+            grant: Some(GrantId(1)),
+            before: None,
+            extent: in_memory(1),
+        }]);
+        while store.take_fenced().is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        (begun.elapsed(), store.written(&in_memory(1)).is_ok())
+    });
+    rig.transfer_all(Code::GrantEnded, in_memory);
+    let (took, is_readable) = fencing.join().unwrap();
+    assert!(took > late / 2, "fenced after {took:?}");
+    assert!(!is_readable);
+}
+
+#[test]
+fn a_block_that_is_wrong_on_the_disk_is_never_readable_and_its_extent_can_be_used() {
+    let mut rig = Rig::with(1);
+    let store = rig.media.shared.store.clone();
+    // A bit in the header, in the first chunk and in the last one.
+    for bit in [80 * 8, 8 * 4096, 8 * (4096 + LENGTH) - 1] {
+        rig.engine.mend();
+        rig.engine.on_reads(0..u64::MAX, 1, Fault::Flip(bit));
+        rig.transfer_all(Code::ChecksumMismatch, in_memory);
+        assert!(store.written(&in_memory(1)).is_err());
+        assert_eq!(store.census().receives, 0);
+    }
+    rig.transfer_all(Code::Ok, in_memory);
+    assert!(store.verify(&in_memory(1), rig.blocks[0].1));
 }
 
 #[test]

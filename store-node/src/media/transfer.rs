@@ -3,17 +3,20 @@
 use super::disk::Front;
 use super::health::Health;
 use super::{Answers, Shared};
-use kvpool_disk::IoError;
 use kvpool_disk::medium::{
-    Arrival, Expected, Loaded, Order as StoreNumber, Staged, Stamp, StoreError, Wanted, Wrong,
+    Arrival, Expected, Landing, Loaded, Order as StoreNumber, Staged, Stamp, StoreError, Wanted,
+    Wrong,
 };
 use kvpool_disk::medium::{Invalid, Medium, Room};
+use kvpool_disk::{Buffer, IoError};
 use kvpool_proto::{self as proto, node_message::Body as ToMaster};
+use kvpool_transport::Slice;
 use kvpool_transport::host::{Abort, Admission, Host, WriteGuard};
-use kvpool_types::medium::DATA_START;
+use kvpool_types::medium::{DATA_START, GRANULE};
 use kvpool_types::{
     Checksum, Code, Epoch, Extent, Grant, GrantId, Incarnation, Length, Offset, SegmentId, Version,
 };
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -40,8 +43,27 @@ pub(super) struct Order {
 pub(super) struct Arrived {
     order: Box<Order>,
     to: Extent,
-    arrival: Arrival,
+    bytes: Bytes,
     health: Arc<Health>,
+}
+
+/// The place of a load's bytes.
+#[derive(Debug)]
+enum Bytes {
+    /// They are in arena memory.
+    InArena(Arrival),
+    /// They are in the block's own memory.
+    InPlace(Landing, Arc<Place>),
+}
+
+/// The guard of the memory into which a disk writes. The memory has it as a hook. So the fence waits until the
+/// kernel no longer uses the memory, even if the request is given up.
+struct Place(Mutex<Option<Box<dyn WriteGuard>>>);
+
+impl std::fmt::Debug for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Place")
+    }
 }
 
 /// An attached medium, its health, and its flag for unflushed stores.
@@ -61,17 +83,25 @@ impl Target {
     }
 }
 
-/// The medium and the arena memory of a load.
+/// The medium and the memory of a load.
 struct LoadTarget {
     target: Target,
     wanted: Wanted,
-    room: Room,
+    memory: Memory,
 }
 
-/// The abort of a copy into memory does nothing. The copy is short, and the fence waits for its end.
-struct Short;
+/// The memory that a load fills.
+enum Memory {
+    /// Memory of the arena.
+    Arena(Room),
+    /// A buffer for the header, and the block's own memory.
+    Own(Buffer, Slice, Arc<Place>),
+}
 
-impl Abort for Short {
+/// The abort of a load does nothing, because no read of a disk can be stopped. The fence waits for its end.
+struct Unstoppable;
+
+impl Abort for Unstoppable {
     fn abort(&self) {}
 }
 
@@ -109,6 +139,12 @@ impl Order {
     }
 }
 
+/// Whether a disk can write straight into this extent. Another block is read into the arena, and copied.
+fn lies_in_granules(to: &Extent) -> bool {
+    let whole = |bytes: u64| bytes.is_multiple_of(GRANULE);
+    !to.segment.is_on_medium() && whole(to.offset.0) && whole(to.length.0)
+}
+
 impl Shared {
     /// Begins a transfer. It ends with one answer.
     pub(super) fn begin_transfer(self: &Arc<Self>, order: Box<Order>) {
@@ -138,7 +174,7 @@ impl Shared {
         };
         let ended = self.work.lock().ended;
         let may_wait = tokio::time::Instant::now() < order.until;
-        match self.load_target(&order, from, false) {
+        match self.load_target(&order, from, to, false) {
             Ok(target) => self.begin_load(order, to, target),
             Err(Code::Full) if may_wait => {
                 let mut work = self.work.lock();
@@ -177,7 +213,7 @@ impl Shared {
         if !self.work.lock().without_room.is_empty() {
             return Some(order);
         }
-        match self.load_target(&order, from, true) {
+        match self.load_target(&order, from, to, true) {
             Ok(target) => {
                 self.begin_load(order, to, target);
                 None
@@ -281,7 +317,13 @@ impl Shared {
 
     /// Prepares a load without waiting for arena memory. With `at_once` it does not overtake others that wait
     /// for memory.
-    fn load_target(&self, order: &Order, from: Extent, at_once: bool) -> Result<LoadTarget, Code> {
+    fn load_target(
+        &self,
+        order: &Order,
+        from: Extent,
+        to: Extent,
+        at_once: bool,
+    ) -> Result<LoadTarget, Code> {
         let expected = Expected {
             order: None,
             version: Version(order.order.version),
@@ -292,13 +334,26 @@ impl Shared {
         let wanted = wanted.map_err(|_| Code::TooLarge)?;
         let target = self.attached(from.segment).ok_or(Code::Unreachable)?;
         // A reader waits for a load. No caller waits for a store, so a load may overtake it.
-        let room = match at_once {
-            true => wanted.take(&self.arena, None),
-            false => wanted.take_first(&self.arena),
+        let memory = match lies_in_granules(&to) {
+            true => {
+                let header = wanted.take_header(&self.arena, !at_once);
+                let header = header.ok_or(Code::Full)?;
+                let guard = self.admit(order, to)?;
+                let memory = guard.parts().first().cloned().ok_or(Code::Internal)?;
+                let place = Arc::new(Place(Mutex::new(Some(guard))));
+                Memory::Own(header, memory.with_hook(place.clone()), place)
+            }
+            false => {
+                let room = match at_once {
+                    true => wanted.take(&self.arena, None),
+                    false => wanted.take_first(&self.arena),
+                };
+                Memory::Arena(room.ok_or(Code::Full)?)
+            }
         };
         Ok(LoadTarget {
             target,
-            room: room.ok_or(Code::Full)?,
+            memory,
             wanted,
         })
     }
@@ -307,16 +362,16 @@ impl Shared {
         let LoadTarget {
             target: Target { medium, health, .. },
             wanted,
-            room,
+            memory,
         } = target;
         let shared = Arc::clone(self);
         let request = health.begin();
-        medium.load(wanted, room, move |arrival| {
+        let arrived = move |bytes| {
             health.finished(request);
             let arrived = Arrived {
                 order,
                 to,
-                arrival,
+                bytes,
                 health,
             };
             let is_short = to.length <= SHORT && !to.segment.is_on_medium();
@@ -325,14 +380,24 @@ impl Shared {
             }
             // A worker verifies it, since the disk's thread has other completions to serve.
             shared.push(super::Job::Arrived(Box::new(arrived)));
-        });
+        };
+        match memory {
+            Memory::Arena(room) => {
+                medium.load(wanted, room, |arrival| arrived(Bytes::InArena(arrival)));
+            }
+            Memory::Own(header, memory, place) => {
+                medium.load_into(wanted, header, memory, |landing| {
+                    arrived(Bytes::InPlace(landing, place));
+                });
+            }
+        }
     }
 
     pub(super) fn end_load(self: &Arc<Self>, arrived: Arrived) {
         let Arrived {
             order,
             to,
-            arrival,
+            bytes,
             health,
         } = arrived;
         let (health, from) = (&health, order.order.from);
@@ -353,20 +418,47 @@ impl Shared {
                 _ => Code::ChecksumMismatch,
             }
         };
-        if !to.segment.is_on_medium() {
-            let written = self.write(&order, to, arrival);
-            let code = written.inspect(|_| health.note(Ok(())));
-            return self.end(&order, code.unwrap_or_else(|wrong| noted(&wrong)));
-        }
-        let moved = match arrival.verify() {
-            Ok(loaded) => {
-                health.note(Ok(()));
-                self.move_on(order, to, loaded)
+        let written = match bytes {
+            Bytes::InArena(arrival) if to.segment.is_on_medium() => {
+                let moved = match arrival.verify() {
+                    Ok(loaded) => {
+                        health.note(Ok(()));
+                        self.move_on(order, to, loaded)
+                    }
+                    Err(wrong) => Err((order, noted(&wrong))),
+                };
+                if let Err((order, code)) = moved {
+                    self.end(&order, code);
+                }
+                return;
             }
-            Err(wrong) => Err((order, noted(&wrong))),
+            Bytes::InArena(arrival) => self.write(&order, to, arrival),
+            Bytes::InPlace(landing, place) => self.prove(&order, to, landing, &place),
         };
-        if let Err((order, code)) = moved {
-            self.end(&order, code);
+        let code = written.inspect(|_| health.note(Ok(())));
+        self.end(&order, code.unwrap_or_else(|wrong| noted(&wrong)));
+    }
+
+    /// Verifies a block where it lies. Readers can read it only afterwards.
+    fn prove(
+        &self,
+        order: &Order,
+        to: Extent,
+        landing: Landing,
+        place: &Place,
+    ) -> Result<Code, Wrong> {
+        let chunks = landing.verify()?;
+        let guard = place.0.lock().take();
+        let code = guard.map_or(Code::Internal, |guard| guard.finish(chunks));
+        self.note_load(order, to, code);
+        Ok(code)
+    }
+
+    fn note_load(&self, order: &Order, to: Extent, code: Code) {
+        if code == Code::Ok {
+            let (grant, version) = (order.order.grant_id, order.order.version);
+            self.store.is_load_of(&to, GrantId(grant), Version(version));
+            self.store.metrics().media_loaded(to.length);
         }
     }
 
@@ -396,11 +488,7 @@ impl Shared {
         };
         let chunks = arrival.deliver(|from, chunk| guard.write_at(Offset(from), chunk))?;
         let code = guard.finish(chunks);
-        if code == Code::Ok {
-            let (grant, version) = (order.order.grant_id, order.order.version);
-            self.store.is_load_of(&to, GrantId(grant), Version(version));
-            self.store.metrics().media_loaded(to.length);
-        }
+        self.note_load(order, to, code);
         Ok(code)
     }
 
@@ -414,7 +502,7 @@ impl Shared {
         };
         match self
             .store
-            .admit_write(order.incarnation, &grant, Arc::new(Short))
+            .admit_write(order.incarnation, &grant, Arc::new(Unstoppable))
         {
             Admission::Refuse(refused) => Err(refused.code),
             Admission::Write(guard) => Ok(guard),

@@ -71,12 +71,15 @@ impl Engine for Device {
             self.held.lock().push(Held(request));
             return;
         }
-        let Request { op, offset, done } = request;
-        let (buffer, result) = match op {
-            Op::Read(mut buffer) => {
-                let range = self.range(offset, buffer.len());
-                let read = range.map(|range| buffer.copy_from_slice(&self.bytes.lock()[range]));
-                (Some(buffer), read)
+        let Request {
+            mut op,
+            offset,
+            done,
+        } = request;
+        let result = match &mut op {
+            Op::Read(_) | Op::ReadInto(..) => {
+                let range = self.range(offset, usize::try_from(op.length()).unwrap());
+                range.map(|range| op.fill(&self.bytes.lock()[range]))
             }
             Op::Write(buffer) => {
                 self.written.lock().push(offset);
@@ -87,16 +90,14 @@ impl Engine for Device {
                         false => Ok(range),
                     }
                 });
-                let write = range.map(|range| self.bytes.lock()[range].copy_from_slice(&buffer));
-                (Some(buffer), write)
+                range.map(|range| self.bytes.lock()[range].copy_from_slice(buffer))
             }
             Op::Flush if self.flush_fails.load(Ordering::SeqCst) => {
-                let failed = IoError::Medium(io::Error::other("the flush failed"));
-                (None, Err(failed))
+                Err(IoError::Medium(io::Error::other("the flush failed")))
             }
-            Op::Flush | Op::Discard { .. } => (None, Ok(())),
+            Op::Flush | Op::Discard { .. } => Ok(()),
         };
-        done(Completion { buffer, result });
+        done(Completion::of(op, result));
     }
 
     fn size(&self) -> u64 {

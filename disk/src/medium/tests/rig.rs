@@ -6,7 +6,9 @@ use crate::medium::{
     Expected, Formatted, Medium, Opened, Order, Staged, Stamp, StoreError, Wanted, Wrong, footprint,
 };
 use crate::{Arena, Engine, GRANULE, Op};
-use kvpool_types::{ClusterId, Version};
+use kvpool_transport::memory::Region;
+use kvpool_types::checksum::CHUNK;
+use kvpool_types::{ClusterId, Length, Version};
 use rand::rngs::StdRng;
 use rand::{RngCore, SeedableRng};
 use std::ops::Range;
@@ -94,6 +96,32 @@ pub(super) fn load(medium: &Medium, arena: &Arc<Arena>, wanted: Wanted) -> Resul
     receiver.recv().unwrap()
 }
 
+/// Loads a block straight into memory; `None` if it cannot be loaded so.
+fn load_into(
+    medium: &Medium,
+    arena: &Arc<Arena>,
+    wanted: &Wanted,
+    length: u64,
+) -> Option<Result<Vec<u8>, Wrong>> {
+    let memory = Region::allocate(Length(length)).whole();
+    if !wanted.fits(&memory) {
+        return None;
+    }
+    let header = wanted.take_header(arena, false).unwrap();
+    let (sender, receiver) = channel();
+    let bytes = memory.clone();
+    medium.load_into(wanted.clone(), header, memory, move |landing| {
+        sender.send(landing.verify()).unwrap();
+    });
+    let verified = receiver.recv().unwrap();
+    Some(verified.map(|chunks| {
+        let sums = bytes.to_vec();
+        let sums = sums.chunks(Length(CHUNK).as_usize()).map(checksum);
+        assert_eq!(chunks, sums.collect::<Vec<_>>());
+        bytes.to_vec()
+    }))
+}
+
 /// Loads a block, and panics on wrong bytes, which must never happen.
 pub(super) fn load_block(
     medium: &Medium,
@@ -102,7 +130,17 @@ pub(super) fn load_block(
     range: Range<u64>,
 ) -> Result<(), Wrong> {
     let wanted = Wanted::part(block.stamp.offset, block.expected(), range.clone()).unwrap();
-    let bytes = load(medium, arena, wanted)?;
+    let in_place = load_into(medium, arena, &wanted, block.length());
+    let loaded = load(medium, arena, wanted);
+    if let Some(in_place) = in_place {
+        // Both ways refuse the same damage, and by the same kind.
+        let kinds = [&loaded, &in_place].map(|outcome| outcome.as_ref().err().map(Wrong::kind));
+        assert_eq!(kinds[0], kinds[1], "{:?}", block.stamp);
+        if let Ok(bytes) = in_place {
+            assert!(bytes == **block.bytes, "WRONG BYTES of {:?}", block.stamp);
+        }
+    }
+    let bytes = loaded?;
     let range = usize::try_from(range.start).unwrap()..usize::try_from(range.end).unwrap();
     assert!(
         bytes == block.bytes[range],
