@@ -22,7 +22,8 @@
 //! 7. the extents of one segment, with no stripe locked.
 //!
 //! A thread that holds the lock of the replicas found intact takes no other lock. The same holds
-//! for the lock of refused puts.
+//! for the lock of refused puts. A thread that holds the lock of the blocks that were leased for a
+//! waiting lookup locks only stripes.
 //!
 //! A thread takes the read lock of the table of segments only once at a time. A waiting writer goes
 //! before new readers, so a second read lock of the same thread would deadlock.
@@ -353,6 +354,7 @@ impl Pool {
         self.evictor_wake.wake();
         self.put_queue.wake_all();
         self.changed.notify_waiters();
+        self.tiering.wake_lookups();
         self.nodes_returned.store(true, Ordering::Release);
         self.nodes_returned_told.notify_waiters();
     }
@@ -373,6 +375,7 @@ impl Pool {
     pub fn lapse(&self) {
         self.leading.store(false, Ordering::Release);
         self.lapse_told.notify_waiters();
+        self.tiering.wake_lookups();
     }
 
     /// Makes the queued records durable and closes the store.

@@ -52,6 +52,7 @@ impl Pool {
         let leads = self.leads();
         if self.leading.swap(leads, Ordering::AcqRel) != leads {
             self.lapse_told.notify_waiters();
+            self.tiering.wake_lookups();
             for node in self.members.all() {
                 if leads {
                     node.wait_from(now);
@@ -139,6 +140,8 @@ impl Pool {
         let judged = members.judge(now, suspect_after, broken_after, drop_after);
         if judged.has_suspect {
             self.doubt_drained();
+            // The media of a suspect node cannot be read.
+            self.tiering.wake_lookups();
         }
         for node in judged.lost {
             tracing::warn!(node = %node.name, "node silent for too long, dropping it");

@@ -17,6 +17,7 @@
 
 mod admission;
 mod attach;
+mod awaited;
 mod demoter;
 mod drained;
 mod evacuate;
@@ -46,6 +47,7 @@ use crate::membership::StoreNode;
 use crate::replica::{BlockId, Replica};
 use crate::workers::{Wake, Workers};
 use admission::Admission;
+use awaited::OpenLoad;
 use kvpool_proto::MediumState;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Incarnation, Key, KeyRef, Length, MediumId, Offset, SegmentId, Version};
@@ -89,8 +91,10 @@ pub(super) struct Tiering {
     refused: Mutex<Vec<Transfer>>,
     /// The room in memory that loads wait for, by the medium of the copies.
     wanted_room: Mutex<HashMap<SegmentId, WantedRoom>>,
-    /// Notified when a load ends.
+    /// Notified when a load ends, for the lookups that wait for room, a quota or the window of a medium.
     loaded: Notify,
+    /// Notified when all lookups must look at their loads again for another reason than the end of a load.
+    recheck: Notify,
     wake: Wake,
 }
 
@@ -111,9 +115,9 @@ struct Traffic {
     open: HashMap<u64, Transfer>,
     stores: Stores,
     recording: Recording,
-    /// The copies that are being loaded, each with the extent in memory that it is loaded to. An entry ends
-    /// when the block is published there, or the extent is given up.
-    loading: HashMap<(BlockId, Version), (Replica, Length)>,
+    /// The copies that are being loaded. An entry ends when the block is published in memory, or its extent there
+    /// is given up.
+    loading: HashMap<(BlockId, Version), OpenLoad>,
     /// The copies whose last load failed on the node. Beyond 4096 all are forgotten.
     failed: HashSet<(BlockId, Version)>,
     unrecorded: Unrecorded,
@@ -274,10 +278,16 @@ impl Tiering {
         self.wake.wake();
     }
 
+    /// Wakes every lookup that waits for loads. Call it after any event that may end such a wait, except the end of
+    /// a load.
+    pub(super) fn wake_lookups(&self) {
+        self.recheck.notify_waiters();
+    }
+
     /// Calls `each` for every block that is being loaded, with its extent in memory.
     pub(super) fn each_load(&self, mut each: impl FnMut(&Replica, Length, Version)) {
-        for ((_, version), (replica, length)) in &self.traffic.lock().loading {
-            each(replica, *length, *version);
+        for ((_, version), load) in &self.traffic.lock().loading {
+            each(&load.to, load.length, *version);
         }
     }
 

@@ -151,7 +151,7 @@ impl Pool {
                 self.doubt_drained();
             }
             used.set_state(offer.state);
-            self.tiering.loaded.notify_waiters();
+            self.tiering.wake_lookups();
             used.namespaces.clone_from(&offer.namespaces);
         });
         if let Some(walk) = walk {
@@ -523,6 +523,7 @@ impl Pool {
             .unwrap_or_default();
         let _until_submitted = self.evicting.read();
         let copies = self.tier.drop_medium(id);
+        self.tiering.wake_lookups();
         self.tiering.has_lost_copies.store(true, Ordering::Release);
         self.doubt_drained();
         let gone = Record::SegmentGone(record::SegmentGone { id });
@@ -578,7 +579,7 @@ impl Pool {
         if was_current {
             self.tiering.demotions.lock().forget(node.incarnation);
         }
-        self.tiering.loaded.notify_waiters();
+        self.tiering.wake_lookups();
     }
 }
 

@@ -6,6 +6,7 @@
 use super::super::Pool;
 use super::super::quotas::QuotaWait;
 use super::super::read::View;
+use super::awaited::Awaited;
 use super::transfers::{Direction, Moved, Orders, Transfer, on_medium, range};
 use super::{Place, Traffic, WINDOW};
 use crate::clock::BootInstant;
@@ -121,6 +122,13 @@ enum Begun {
     Unreadable,
 }
 
+impl Begun {
+    /// Whether the load may begin later.
+    const fn waits(self) -> bool {
+        matches!(self, Self::Queued | Self::NoRoom | Self::AtQuota)
+    }
+}
+
 impl Pool {
     /// Loads the blocks of `keys` that lie only on media into memory. It waits for `patience` at most, and
     /// for at most 5 s. A block that is not loaded reads as missing. The loaded blocks have a lease
@@ -178,8 +186,19 @@ impl Pool {
             if wanted.is_empty() {
                 break;
             }
-            let loading = self.load_all(namespace, &mut wanted, &mut loads, &mut restored, time);
-            if !loading.await {
+            let awaited = Arc::new(Awaited::new(restored.token));
+            let loading = self.load_all(
+                namespace,
+                &mut wanted,
+                &mut loads,
+                &mut restored,
+                &awaited,
+                time,
+            );
+            let goes_on = loading.await;
+            // A load may end when the lookup no longer looks at it, for example after the deadline.
+            restored.held.extend(awaited.close());
+            if !goes_on {
                 break;
             }
         }
@@ -200,16 +219,19 @@ impl Pool {
         wanted: &mut Vec<Wanted>,
         loads: &mut Loads,
         restored: &mut Restored,
+        awaited: &Arc<Awaited>,
         time: Time,
     ) -> bool {
         let mut progress = tokio::time::Instant::now();
         let mut waits_for_quota: Option<QuotaWait<'_>> = None;
         loop {
-            let mut loaded = std::pin::pin!(self.tiering.loaded.notified());
-            loaded.as_mut().enable();
-            let (mut waits, mut goes) = (false, false);
+            // Both notice every event from here on, even before they are awaited.
+            let recheck = self.tiering.recheck.notified();
+            let loaded = self.tiering.loaded.notified();
+            let mut goes = false;
             let mut over_quota = Goal::default();
-            let begun = self.begin_loads(wanted, WINDOW);
+            let begun = self.begin_loads(wanted, WINDOW, Some(awaited));
+            let waits = begun.iter().any(|begun| begun.waits());
             self.wake_evictor_if_low();
             let mut begun = begun.into_iter();
             wanted.retain(|one| match begun.next() {
@@ -219,31 +241,26 @@ impl Pool {
                 }
                 Some(Begun::NoRoom) => {
                     self.want_room(one);
-                    waits = true;
                     true
                 }
                 Some(Begun::AtQuota) => {
                     let need = need_of(one);
                     over_quota.bytes += need.bytes;
                     over_quota.blocks += need.blocks;
-                    waits = true;
                     true
                 }
                 Some(Begun::NeverFits) => {
                     loads.ended.insert(one.copy, MOST_LOADS);
                     false
                 }
-                Some(Begun::Queued) => {
-                    waits = true;
-                    true
-                }
+                Some(Begun::Queued) => true,
                 Some(Begun::Unreadable) => {
                     loads.failed.insert(one.copy);
                     false
                 }
                 Some(Begun::Ended) | None => {
                     *loads.ended.entry(one.copy).or_default() += 1;
-                    if !self.hold(one, restored) && self.has_failed(one) {
+                    if !self.hold(one, restored, awaited) && self.has_failed(one) {
                         loads.failed.insert(one.copy);
                     }
                     progress = tokio::time::Instant::now();
@@ -273,27 +290,29 @@ impl Pool {
                 true => time.deadline.min(now + RETRY),
                 false => time.deadline,
             };
-            let _late_or_loaded = tokio::time::timeout_at(until, loaded).await;
+            let woken = async {
+                tokio::select! {
+                    biased;
+                    () = recheck => {}
+                    // The end of another lookup's load may make room.
+                    () = loaded, if waits => {}
+                    () = awaited.all_ended(), if !waits => {}
+                }
+            };
+            let _late_or_woken = tokio::time::timeout_at(until, woken).await;
         }
     }
 
     /// Leases a loaded block until its lookup has leased it. Returns false when the block is not in memory.
-    fn hold(&self, wanted: &Wanted, restored: &mut Restored) -> bool {
+    fn hold(&self, wanted: &Wanted, restored: &mut Restored, awaited: &Awaited) -> bool {
         let block = &wanted.block;
-        let now = self.now();
-        let keys = [block.key.as_ref()];
-        let mut is_there = false;
-        self.directory.visit(block.namespace, &keys, |_, found| {
-            if let Some(mut found) = found.filter(|found| found.version() == block.version) {
-                found.lease(restored.token, now);
-                is_there = true;
-            }
+        let leased = awaited.take(wanted.index).or_else(|| {
+            let is_there = self.lease_loaded(block, restored.token);
+            is_there.then(|| (block.key.clone(), block.version))
         });
-        if is_there {
-            let held = (block.key.clone(), block.version);
-            restored.held.insert(wanted.index, held);
-        }
-        is_there
+        let Some(leased) = leased else { return false };
+        restored.held.insert(wanted.index, leased);
+        true
     }
 
     fn has_failed(&self, wanted: &Wanted) -> bool {
@@ -415,7 +434,7 @@ impl Pool {
         let mut wanted =
             self.on_media_only(namespace, keys, true, |view, block| view.is_present(block));
         if !wanted.is_empty() {
-            self.begin_loads(&mut wanted, WINDOW / 2);
+            self.begin_loads(&mut wanted, WINDOW / 2, None);
             self.wake_evictor_if_low();
         }
     }
@@ -427,7 +446,7 @@ impl Pool {
         let keys = KeyBatch::from(&keys[..]);
         let mut wanted =
             self.on_media_only(namespace, &keys, true, |view, block| view.stays(block));
-        let begun = self.begin_loads(&mut wanted, WINDOW);
+        let begun = self.begin_loads(&mut wanted, WINDOW, None);
         for (one, begun) in wanted.iter().zip(begun) {
             match begun {
                 // The demoter wakes the evictor for these loads. The evictor itself may run this, and would
@@ -457,8 +476,13 @@ impl Pool {
     }
 
     /// Begins loads, unless their medium has `window` bytes in progress. The orders for one node travel in
-    /// one message.
-    fn begin_loads(&self, wanted: &mut [Wanted], window: u64) -> Vec<Begun> {
+    /// one message. If each load is in progress or over, the lookup `awaited` waits for the ends.
+    fn begin_loads(
+        &self,
+        wanted: &mut [Wanted],
+        window: u64,
+        awaited: Option<&Arc<Awaited>>,
+    ) -> Vec<Begun> {
         self.find_again(wanted);
         // The table of segments is locked before the traffic, as everywhere else.
         let segments = self.placement.segments();
@@ -472,6 +496,14 @@ impl Pool {
                 begun
             })
             .collect();
+        if let Some(awaited) = awaited
+            && !begun.iter().any(|begun| begun.waits())
+        {
+            let going = wanted.iter().zip(&begun);
+            let going = going.filter(|(_, begun)| **begun == Begun::Goes);
+            let loads = going.map(|(one, _)| (one.index, (one.copy, one.block.version)));
+            traffic.await_loads(awaited, loads);
+        }
         orders.send();
         begun
     }

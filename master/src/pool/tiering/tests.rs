@@ -1,5 +1,6 @@
 //! The setup that the tests of the tier share: a pool, a medium, and a node in a session.
 
+mod awaited;
 mod drains;
 mod evacuate;
 mod media;

@@ -3,7 +3,7 @@
 use super::super::{FreedReplicas, Pool};
 use super::recording::Outcome;
 use super::stores::Meanwhile;
-use super::{Emptying, Place, Put, Traffic, Use, WINDOW};
+use super::{Emptying, OpenLoad, Place, Put, Traffic, Use, WINDOW};
 use crate::accounts::Hold;
 use crate::clock::BootInstant;
 use crate::directory::{BlockRef, Holders, NewBlock, Tick};
@@ -185,7 +185,8 @@ impl Traffic {
         if let (Some(loading), Direction::Load { to, .. }) =
             (transfer.loading(), &transfer.direction)
         {
-            self.loading.insert(loading, (*to, transfer.block.length));
+            let load = OpenLoad::new(*to, transfer.block.length);
+            self.loading.insert(loading, load);
         }
         match transfer.direction {
             Direction::Store => self.stores.begin(&transfer.block, transfer.place.medium),
@@ -491,7 +492,7 @@ impl Pool {
                 pool.tiering.wake();
             }
             // The journal has failed, and the next leader reads the log. The extent stays taken until then.
-            Err(_) => pool.tiering.loaded.notify_waiters(),
+            Err(_) => pool.tiering.wake_lookups(),
         };
         // A reader waits for this record. If the journal is free, it calls back on this thread.
         let is_recorded = self.journal().submit_under(|submitter| {
@@ -661,21 +662,6 @@ impl Pool {
             });
         });
         is_it
-    }
-
-    fn load_succeeded(&self, transfer: &Transfer) {
-        if let Some(loaded) = transfer.loading() {
-            self.tiering.traffic.lock().failed.remove(&loaded);
-        }
-        self.load_ended(transfer);
-    }
-
-    /// Ends a load for the lookups that wait: the block is in memory, or will not be.
-    fn load_ended(&self, transfer: &Transfer) {
-        if let Some(loading) = transfer.loading() {
-            self.tiering.traffic.lock().loading.remove(&loading);
-            self.tiering.loaded.notify_waiters();
-        }
     }
 
     /// Whether the block of a successful store is in memory, or was evicted during the store. The caller

@@ -1,5 +1,6 @@
 //! Copies that move to another zone, or are dropped with their zone.
 
+use super::super::OpenLoad;
 use super::*;
 use kvpool_types::GrantId;
 
@@ -391,9 +392,8 @@ async fn a_copy_leaves_its_zone_after_its_load() {
     let (node, session, _sent) = connected(&pool);
     {
         let mut traffic = pool.tiering.traffic.lock();
-        traffic
-            .loading
-            .insert((copy, Version(7)), (to, Length(100)));
+        let load = OpenLoad::new(to, Length(100));
+        traffic.loading.insert((copy, Version(7)), load);
         traffic.uses.insert(medium.id, in_use(&node, session));
     }
     pool.drop_oldest(&medium, &node, session);

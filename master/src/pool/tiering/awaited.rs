@@ -1,0 +1,194 @@
+//! The loads in progress, and the lookups that wait for them.
+//!
+//! Once all loads of a lookup are in progress, only the end of the last one wakes it. If every end of a load woke it,
+//! each lookup would look at all of its loads for each load of others.
+//!
+//! A lookup that is not woken cannot lease its loaded blocks, and eviction would take them. So the end of a load
+//! leases the block for the lookups that wait for the load.
+
+use super::super::Pool;
+use super::Traffic;
+use super::transfers::{Moved, Transfer};
+use crate::clock::BootInstant;
+use crate::replica::{BlockId, Replica};
+use kvpool_types::{Key, Length, Version};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use tokio::sync::Notify;
+
+/// A load in progress.
+#[derive(Debug)]
+pub(super) struct OpenLoad {
+    /// The extent in memory that the block is loaded to.
+    pub(super) to: Replica,
+    pub(super) length: Length,
+    awaiters: SmallVec<[Awaiter; 1]>,
+}
+
+impl OpenLoad {
+    pub(super) fn new(to: Replica, length: Length) -> Self {
+        Self {
+            to,
+            length,
+            awaiters: SmallVec::new(),
+        }
+    }
+}
+
+/// A lookup that waits for a load, with the index of the block's key in the lookup.
+#[derive(Clone, Debug)]
+struct Awaiter {
+    awaited: Weak<Awaited>,
+    index: usize,
+}
+
+impl Awaiter {
+    fn is(&self, awaited: &Arc<Awaited>, index: usize) -> bool {
+        std::ptr::eq(self.awaited.as_ptr(), Arc::as_ptr(awaited)) && self.index == index
+    }
+}
+
+/// The loads that one lookup waits for.
+#[derive(Debug)]
+pub(super) struct Awaited {
+    /// The token of the leases on the loaded blocks.
+    token: BootInstant,
+    /// The number of loads that must end before the lookup is woken. It is set while the traffic is locked.
+    left: AtomicUsize,
+    ended: Notify,
+    /// By the index of its key: each block that a load's end has leased for the lookup. `None` when the wait is over.
+    leased: Mutex<Option<BTreeMap<usize, (Key, Version)>>>,
+}
+
+impl Awaited {
+    pub(super) fn new(token: BootInstant) -> Self {
+        Self {
+            token,
+            left: AtomicUsize::new(0),
+            ended: Notify::new(),
+            leased: Mutex::new(Some(BTreeMap::new())),
+        }
+    }
+
+    /// Waits until the loads of the last call of [`Traffic::await_loads`] have ended. It may return earlier.
+    pub(super) async fn all_ended(&self) {
+        self.ended.notified().await;
+    }
+
+    /// Counts the end of a load.
+    fn one_ended(&self) {
+        // A load of a medium that became unreadable ends too, but the lookup no longer counts it. The lookup is then
+        // woken early, and counts its loads again.
+        let less = |left: usize| Some(left.saturating_sub(1));
+        let before = self
+            .left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        if before.is_ok_and(|before| before <= 1) {
+            self.ended.notify_one();
+        }
+    }
+
+    /// Takes over the lease of an ended load.
+    pub(super) fn take(&self, index: usize) -> Option<(Key, Version)> {
+        self.leased.lock().as_mut()?.remove(&index)
+    }
+
+    /// Ends the wait, and takes over all leases. Loads that end later lease no block for the lookup.
+    pub(super) fn close(&self) -> BTreeMap<usize, (Key, Version)> {
+        self.leased.lock().take().unwrap_or_default()
+    }
+}
+
+impl Traffic {
+    /// Registers a lookup that waits for these loads only. Each load has the index of its key. The caller has seen
+    /// them in progress, and has kept the traffic locked since.
+    pub(super) fn await_loads(
+        &mut self,
+        awaited: &Arc<Awaited>,
+        loads: impl Iterator<Item = (usize, (BlockId, Version))>,
+    ) {
+        let mut left = 0;
+        for (index, load) in loads {
+            let Some(load) = self.loading.get_mut(&load) else {
+                continue;
+            };
+            left += 1;
+            // A load of a disk that hangs may outlast many lookups.
+            load.awaiters
+                .retain(|awaiter| awaiter.awaited.strong_count() > 0);
+            let is_known = load
+                .awaiters
+                .iter()
+                .any(|awaiter| awaiter.is(awaited, index));
+            if !is_known {
+                let awaited = Arc::downgrade(awaited);
+                load.awaiters.push(Awaiter { awaited, index });
+            }
+        }
+        awaited.left.store(left, Ordering::Relaxed);
+    }
+}
+
+impl Pool {
+    /// Ends a load whose block is in memory, and leases the block for the lookups that wait for it.
+    pub(super) fn load_succeeded(&self, transfer: &Transfer) {
+        let Some(load) = transfer.loading() else {
+            return;
+        };
+        let awaiters = {
+            let mut traffic = self.tiering.traffic.lock();
+            traffic.failed.remove(&load);
+            let load = traffic.loading.get(&load);
+            load.map(|load| load.awaiters.clone()).unwrap_or_default()
+        };
+        // A lookup leases a block itself if it finds the load ended and no lease. So the lease comes before the end.
+        for awaiter in &awaiters {
+            self.lease_for(awaiter, &transfer.block);
+        }
+        self.load_ended(transfer);
+    }
+
+    /// Ends a load for the lookups that wait: the block is in memory, or will not be.
+    pub(super) fn load_ended(&self, transfer: &Transfer) {
+        let Some(load) = transfer.loading() else {
+            return;
+        };
+        let ended = self.tiering.traffic.lock().loading.remove(&load);
+        for awaiter in ended.into_iter().flat_map(|load| load.awaiters) {
+            if let Some(awaited) = awaiter.awaited.upgrade() {
+                awaited.one_ended();
+            }
+        }
+        self.tiering.loaded.notify_waiters();
+    }
+
+    fn lease_for(&self, awaiter: &Awaiter, block: &Moved) {
+        let Some(awaited) = awaiter.awaited.upgrade() else {
+            return;
+        };
+        // Kept locked until the lease is entered. A lookup that closes meanwhile would not release it.
+        let mut leased = awaited.leased.lock();
+        if let Some(leased) = leased.as_mut()
+            && self.lease_loaded(block, awaited.token)
+        {
+            leased.insert(awaiter.index, (block.key.clone(), block.version));
+        }
+    }
+
+    /// Leases a loaded block. Returns false when it is not in memory.
+    pub(super) fn lease_loaded(&self, block: &Moved, token: BootInstant) -> bool {
+        let now = self.now();
+        let keys = [block.key.as_ref()];
+        let mut is_there = false;
+        self.directory.visit(block.namespace, &keys, |_, found| {
+            if let Some(mut found) = found.filter(|found| found.version() == block.version) {
+                found.lease(token, now);
+                is_there = true;
+            }
+        });
+        is_there
+    }
+}

@@ -1,0 +1,217 @@
+//! Lookups that wait for loads, and the events that wake them.
+
+use super::super::Restored;
+use super::*;
+use kvpool_types::KeyRef;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::atomic::AtomicUsize;
+use std::task::{Context, Poll, Wake, Waker};
+
+/// Less than a lookup waits at most. At its deadline it would be woken too.
+const SOON: Duration = Duration::from_secs(3);
+
+async fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
+    let until = std::time::Instant::now() + SOON;
+    while !is_so() {
+        assert!(std::time::Instant::now() < until, "{what}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+fn key(number: u64) -> Key {
+    Key::parse(&format!("block-{number}")).unwrap()
+}
+
+/// How often a lookup was woken.
+#[derive(Default)]
+struct Wakes(AtomicUsize);
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// A lookup that only the test polls.
+struct Lookup {
+    work: Pin<Box<dyn Future<Output = Restored>>>,
+    wakes: Arc<Wakes>,
+}
+
+impl Lookup {
+    /// Looks up blocks, until their loads are in progress.
+    fn of(pool: &Arc<Pool>, numbers: Range<u64>) -> Self {
+        let pool = Arc::clone(pool);
+        let work = async move {
+            let keys: Vec<Key> = numbers.map(key).collect();
+            let keys: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
+            pool.restore(SPACE, &keys[..], Duration::MAX).await
+        };
+        let mut lookup = Self {
+            work: Box::pin(work),
+            wakes: Arc::default(),
+        };
+        assert!(lookup.look().is_none(), "it waits for loads");
+        lookup
+    }
+
+    fn look(&mut self) -> Option<Restored> {
+        let waker = Waker::from(Arc::clone(&self.wakes));
+        match self.work.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(restored) => Some(restored),
+            Poll::Pending => None,
+        }
+    }
+
+    fn wakes(&self) -> usize {
+        self.wakes.0.load(Ordering::SeqCst)
+    }
+}
+
+/// A node with memory and media. Its blocks lie only on the media, on each in turn.
+struct Cold {
+    pool: Arc<Pool>,
+    node: Arc<StoreNode>,
+    sent: Sent,
+    /// The tickets of the ordered loads by the version of the block.
+    tickets: BTreeMap<u64, u64>,
+    _directory: tempfile::TempDir,
+}
+
+impl Cold {
+    async fn with(media: u32, blocks: u64) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let pool = pool_in(directory.path()).await;
+        let (node, session, sent) = connected(&pool);
+        node.set_state(NodeState::Live);
+        let segment = Segment::new(SegmentId(1), Arc::clone(&node), Length(1 << 20), 1.0);
+        pool.placement.insert(Arc::new(segment));
+        let media: Vec<SegmentId> = (1..=media)
+            .map(|id| {
+                let medium = record::Medium {
+                    medium: MediumId(id.into()),
+                    ..medium_of(id)
+                };
+                pool.tier.set_medium(medium);
+                attach(&pool, &node, session, SegmentId::on_medium(id));
+                SegmentId::on_medium(id)
+            })
+            .collect();
+        for (number, medium) in (0..blocks).zip(media.iter().cycle()) {
+            let block = block(&format!("block-{number}"), 7 + number);
+            assert!(pool.tier.publish(record::Commit {
+                namespace: block.namespace,
+                key: block.key,
+                version: block.version,
+                length: block.length,
+                checksum: block.checksum,
+                replicas: smallvec::smallvec![(*medium, Offset(number * 16384))],
+                parent: None,
+                hard_pin: false,
+            }));
+        }
+        Self {
+            pool,
+            node,
+            sent,
+            tickets: BTreeMap::new(),
+            _directory: directory,
+        }
+    }
+
+    /// Ends the load of a block.
+    async fn load(&mut self, number: u64) {
+        while let Ok(message) = self.sent.try_recv() {
+            if let Some(Body::Transfers(orders)) = message.unwrap().body {
+                let loads = orders.transfers.iter();
+                self.tickets
+                    .extend(loads.map(|order| (order.version, order.ticket)));
+            }
+        }
+        let loads = || self.pool.tiering.traffic.lock().loading.len();
+        let before = loads();
+        let ticket = self.tickets[&(7 + number)];
+        self.pool.transfers_done(&self.node, &[(ticket, Code::Ok)]);
+        soon("the load ends", || loads() < before).await;
+    }
+
+    fn is_leased(&self, number: u64) -> bool {
+        let (key, now) = (key(number), self.pool.now());
+        let mut is_leased = false;
+        self.pool
+            .directory
+            .visit(SPACE, &[key.as_ref()], |_, block| {
+                is_leased = block.is_some_and(|block| block.is_leased(now, BootInstant(0)));
+            });
+        is_leased
+    }
+}
+
+/// Many lookups that wait for many loads would otherwise look at all of their loads at every end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lookup_is_woken_by_the_end_of_its_last_load() {
+    let mut cold = Cold::with(1, 3).await;
+    let mut lookup = Lookup::of(&cold.pool, 0..3);
+    for number in 0..2 {
+        cold.load(number).await;
+        assert_eq!(lookup.wakes(), 0, "by block {number}");
+        assert!(cold.is_leased(number), "eviction would take it");
+    }
+    cold.load(2).await;
+    soon("woken", || lookup.wakes() == 1).await;
+    let restored = lookup.look().expect("each load has ended");
+    assert!(restored.left.is_empty() && restored.unreadable.is_empty());
+    cold.pool.end_restored(SPACE, &restored);
+    for number in 0..3 {
+        assert!(!cold.is_leased(number), "block {number}");
+    }
+    cold.pool.retire().await;
+}
+
+/// The caller of a third lookup has gone, so nothing releases a lease of that lookup.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_end_of_a_load_answers_each_lookup_that_waits_for_it() {
+    let mut cold = Cold::with(1, 2).await;
+    let mut both = Lookup::of(&cold.pool, 0..2);
+    let mut second = Lookup::of(&cold.pool, 1..2);
+    drop(Lookup::of(&cold.pool, 0..2));
+    cold.load(1).await;
+    soon("woken", || second.wakes() == 1).await;
+    let second = second.look().expect("its only load has ended");
+    assert!(second.left.is_empty());
+    assert_eq!(both.wakes(), 0, "block 0 is being loaded");
+    cold.load(0).await;
+    assert_eq!(cold.tickets.len(), 2, "each block is loaded once");
+    soon("woken", || both.wakes() == 1).await;
+    let both = both.look().expect("each load has ended");
+    assert!(both.left.is_empty());
+    cold.pool.end_restored(SPACE, &second);
+    assert!(cold.is_leased(1), "the other lookup has a lease");
+    cold.pool.end_restored(SPACE, &both);
+    assert!(!cold.is_leased(0) && !cold.is_leased(1));
+    cold.pool.retire().await;
+}
+
+/// The load of the medium that hangs has no end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lookup_waits_for_no_load_of_a_medium_that_has_become_unreadable() {
+    let mut cold = Cold::with(2, 2).await;
+    let mut lookup = Lookup::of(&cold.pool, 0..2);
+    {
+        let mut traffic = cold.pool.tiering.traffic.lock();
+        let hangs = traffic.uses.get_mut(&SegmentId::on_medium(1));
+        hangs.unwrap().state = MediumState::MediumSlow;
+    }
+    cold.pool.tiering.wake_lookups();
+    assert_eq!(lookup.wakes(), 1);
+    assert!(lookup.look().is_none(), "block 1 is being loaded");
+    cold.load(1).await;
+    soon("woken", || lookup.wakes() == 2).await;
+    let restored = lookup.look().expect("no other load is awaited");
+    assert_eq!(restored.unreadable, [0]);
+    assert!(restored.left.is_empty());
+    cold.pool.end_restored(SPACE, &restored);
+    cold.pool.retire().await;
+}
