@@ -88,6 +88,8 @@ pub(crate) enum Stream {
     Detachments,
     /// Disks that are attached while their nodes leave.
     LateMedia,
+    /// Blocks of whole granules.
+    Granules,
     /// A task of a client, by the number of the client's life.
     Task(u64, u64),
 }
@@ -135,6 +137,7 @@ impl Stream {
             Self::Superblocks => 42,
             Self::Detachments => 43,
             Self::LateMedia => 44,
+            Self::Granules => 45,
             Self::Intruder(visit) => 100 + visit,
             Self::Task(life, task) => 1_000 + 100 * life + task,
         }

@@ -3,6 +3,7 @@
 use super::{DiskFault, Fault, LATE_DROP, Mix, Noise, Plan, Process, Tenant};
 use crate::dice::{Dice, Stream};
 use kvpool_types::Setting;
+use kvpool_types::medium::GRANULE;
 
 impl Plan {
     /// The plan of a seed.
@@ -121,6 +122,7 @@ impl Plan {
         plan.draw_quiet_drains();
         plan.draw_late_media();
         plan.draw_departures();
+        plan.draw_granules();
         plan.faults.sort_by_key(|(at, _)| *at);
         plan
     }
@@ -208,6 +210,14 @@ impl Plan {
         let dice = Dice::new(self.seed, Stream::Lengths);
         if dice.chance(350) {
             self.one_length = Some(dice.between(self.longest_block / 4, self.longest_block / 2));
+        }
+    }
+
+    /// From a stream of its own. A disk writes blocks of whole granules straight into memory.
+    fn draw_granules(&mut self) {
+        if Dice::new(self.seed, Stream::Granules).chance(700) {
+            let whole = |length: u64| length.next_multiple_of(GRANULE).min(self.longest_block);
+            self.one_length = self.one_length.map(whole);
         }
     }
 

@@ -108,6 +108,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a master that speaks is not silent",
             "verifications take turns, and end with their session",
             "a lookup works no longer than its caller waits",
+            "a load of whole granules takes arena memory for its header only",
             "a lookup is woken by the end of its last load",
             "a lookup that was woken counts its loads again",
             "a deletion has a lock of its own",
