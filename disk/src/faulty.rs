@@ -23,6 +23,8 @@ pub enum Fault {
     Flip(u64),
     /// The request succeeds, but nothing is transferred.
     Lost,
+    /// The request fails, and the kernel may still use its memory.
+    Kept,
 }
 
 /// Faults for requests of one kind that touch a range.
@@ -121,6 +123,15 @@ impl Engine for Faulty {
             }
             Some(Fault::Delay(by)) => self.late.push(Instant::now() + by, request),
             Some(Fault::Lost) => request.end(Ok(())),
+            Some(Fault::Kept) => {
+                let Request { op, done, .. } = request;
+                std::mem::forget(op);
+                done(Completion {
+                    buffer: None,
+                    memory: None,
+                    result: Err(Errno::INVAL.into()),
+                });
+            }
             Some(Fault::Flip(bit)) => {
                 let done = std::mem::replace(&mut request.done, Box::new(|_| {}));
                 request.done = Box::new(move |mut completion: Completion| {

@@ -12,8 +12,9 @@
 //!                                   waits for the touch to end, then: fenced(ticket)
 //! ```
 //!
-//! *Touches* are *receives*, announced shared-memory writes (*holds*) and *pins* of views. A receive is a write
-//! over TCP or RDMA, or a copy from a medium or another node. Touches never overlap: a write is refused while
+//! *Touches* are *receives*, *loads* from media, announced shared-memory writes (*holds*) and *pins* of views. A
+//! receive is a write over TCP or RDMA, or a copy from another node. A new term ends receives at once. It cannot end
+//! a load, so the node reports the extent as held. Touches never overlap: a write is refused while
 //! anything touches a byte of its extent, and only a written extent, whole, can be pinned.
 //!
 //! Clients also pin views on *boards*, in memory that they share with the node, without a message. So the
@@ -169,8 +170,10 @@ pub(crate) struct Limits {
 /// The number of touches, tickets and records of a fence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Census {
-    /// Receives in progress: writes over TCP or RDMA, and copies from media or other nodes.
+    /// Receives in progress: writes over TCP or RDMA, and copies from other nodes.
     pub(crate) receives: u64,
+    /// Loads from media in progress.
+    pub(crate) loads: u64,
     /// Announced shared-memory writes.
     pub(crate) holds: u64,
     /// The counts of the pins of views: pins by request, and pins on boards.
@@ -188,6 +191,18 @@ pub(crate) struct Census {
     pub(crate) records: u64,
     /// Ranges with floors, which refuse closed grants.
     pub(crate) floors: u64,
+}
+
+impl Census {
+    /// The count of the touches of this kind.
+    const fn of(&mut self, toucher: &Toucher) -> &mut u64 {
+        match toucher {
+            Toucher::Receive { .. } => &mut self.receives,
+            Toucher::Load => &mut self.loads,
+            Toucher::Hold => &mut self.holds,
+            Toucher::Pins { .. } => &mut self.pins,
+        }
+    }
 }
 
 /// Which extents a process or device may touch, and the fence tickets that wait.
@@ -406,7 +421,8 @@ impl Fence {
         !self.fenced.is_empty()
     }
 
-    /// The extents that processes hold or have pinned, under the present segment numbers.
+    /// The extents that processes hold or have pinned, and those that a disk may still write, under the present
+    /// segment numbers.
     pub(crate) fn held(&self) -> Vec<Extent> {
         let ids = self.segment_ids();
         let mut extents: Vec<Extent> = ids
@@ -459,9 +475,8 @@ impl Fence {
         let space = self.spaces.get_mut(span.segment.0)?;
         let mut touch = space.touches.remove(span.range)?;
         match touch.toucher {
-            Toucher::Receive { .. } => self.census.receives -= 1,
-            Toucher::Hold => self.census.holds -= 1,
             Toucher::Pins { .. } => {}
+            _ => *self.census.of(&touch.toucher) -= 1,
         }
         let tickets = std::mem::take(&mut touch.tickets);
         if !tickets.is_empty() {

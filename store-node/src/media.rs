@@ -17,9 +17,9 @@
 //! its own, so neither heartbeats nor the data port wait for a disk. An answer goes only to the session that
 //! ordered the work.
 //!
-//! **Architecture Invariant:** no chunk reaches memory from a medium before the header and its checksum prove
-//! it. No block can be read before all of its chunks are proved. No block is stored without the checksum of
-//! its commit.
+//! **Architecture Invariant:** no block can be read before its header and all of its chunks are proved. While a
+//! disk may write into an extent, the fence counts the extent as touched. No block is stored without the checksum
+//! of its commit.
 
 mod config;
 mod disk;

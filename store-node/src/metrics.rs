@@ -210,7 +210,7 @@ const READINGS: [(&str, &str, Reading); 9] = [
     (
         "receives",
         "Writes over TCP or RDMA, and copies from media or other nodes, in progress.",
-        |c| c.receives,
+        |c| c.receives + c.loads,
     ),
     (
         "holds",

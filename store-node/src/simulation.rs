@@ -211,7 +211,7 @@ impl Node {
     pub fn census(&self) -> Census {
         let census = self.store.census();
         Census {
-            receives: census.receives,
+            receives: census.receives + census.loads,
             pins: census.pins,
             tickets: census.tickets,
             records: census.records,

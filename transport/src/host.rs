@@ -37,6 +37,10 @@ pub struct Refused {
 pub trait Abort: Send + Sync {
     /// Stops the connection's I/O. The connection drops its guard soon after.
     fn abort(&self);
+    /// Whether [`Abort::abort`] has an effect. A read of a disk cannot be stopped.
+    fn can_stop(&self) -> bool {
+        true
+    }
 }
 
 /// A receive into one extent, in progress. Dropping it without [`WriteGuard::finish`] means that

@@ -77,8 +77,12 @@ impl Fence {
         abort: Arc<dyn Abort>,
     ) -> Result<Span, Refused> {
         let span = self.admit_write(proven)?;
-        self.touch_to_write(span, Touch::new(Toucher::Receive { abort }, proven.grant));
-        self.census.receives += 1;
+        let toucher = match abort.can_stop() {
+            true => Toucher::Receive { abort },
+            false => Toucher::Load,
+        };
+        *self.census.of(&toucher) += 1;
+        self.touch_to_write(span, Touch::new(toucher, proven.grant));
         Ok(span)
     }
 

@@ -46,8 +46,10 @@ impl fmt::Display for PeerKey {
 
 /// The kind of a touch.
 pub(super) enum Toucher {
-    /// A write over TCP or RDMA, or a copy from a medium or another node.
+    /// A write over TCP or RDMA, or a copy from another node.
     Receive { abort: Arc<dyn Abort> },
+    /// A load from a medium. It lasts until the disk has answered.
+    Load,
     /// A process that may be writing through its mapping.
     Hold,
     /// Processes that read the extent in place, with the number of their pins.
@@ -81,6 +83,7 @@ impl fmt::Debug for Touch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.toucher {
             Toucher::Receive { .. } => "receive",
+            Toucher::Load => "load",
             Toucher::Hold => "hold",
             Toucher::Pins { .. } => "pins",
         };

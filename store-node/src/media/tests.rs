@@ -48,15 +48,19 @@ fn store() -> Store {
         Metrics::new().unwrap(),
         Isolation::default(),
     );
+    enter(&store, 1);
+    store
+}
+
+fn enter(store: &Store, epoch: u64) {
     let term = Term {
-        epoch: Epoch(1),
+        epoch: Epoch(epoch),
         signer: KEY.signer(),
         segments: vec![MEMORY],
         ahead_ms: None,
         says_what_is_recorded: false,
     };
     store.enter(CLUSTER, term).unwrap();
-    store
 }
 
 fn order(disk: &Disk, number: u32) -> proto::AttachMedium {
@@ -235,7 +239,7 @@ fn an_extent_is_fenced_only_when_the_disk_has_written_it() {
     rig.engine.on_reads(0..u64::MAX, 1, Fault::Delay(late));
     let store = rig.media.shared.store.clone();
     let fencing = std::thread::spawn(move || {
-        while store.census().receives == 0 {
+        while store.census().loads == 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
         let begun = Instant::now();
@@ -256,6 +260,56 @@ fn an_extent_is_fenced_only_when_the_disk_has_written_it() {
     assert!(!is_readable);
 }
 
+/// A ring that the kernel refuses keeps the memory of its requests, whose transfers have ended.
+#[test]
+fn an_extent_that_the_kernel_may_still_write_is_never_fenced() {
+    let mut rig = Rig::with(1);
+    rig.engine.mend();
+    rig.engine.on_reads(0..u64::MAX, 1, Fault::Kept);
+    rig.transfer_all(Code::Unreachable, in_memory);
+    let store = rig.media.shared.store.clone();
+    let fence = |ticket| {
+        store.fence(&[FenceItem {
+            ticket,
+            grant: None,
+            before: None,
+            extent: in_memory(1),
+        }]);
+        store.take_fenced()
+    };
+    assert_eq!(fence(1), []);
+    // The next leader hears of it too, and so does the next pool.
+    assert_eq!(store.snapshot().held, [in_memory(1)]);
+    enter(&store, 2);
+    assert_eq!(store.snapshot().held, [in_memory(1)]);
+    assert_eq!(fence(2), []);
+    assert_eq!(store.census().loads, 1);
+}
+
+/// A new leader grants no extent that a disk still writes.
+#[test]
+fn a_load_is_held_in_the_next_term_until_the_disk_has_answered() {
+    let mut rig = Rig::with(1);
+    rig.engine.mend();
+    let late = Fault::Delay(Duration::from_millis(400));
+    rig.engine.on_reads(0..u64::MAX, 1, late);
+    let store = rig.media.shared.store.clone();
+    let entering = std::thread::spawn(move || {
+        while store.census().loads == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        enter(&store, 2);
+        let held = store.snapshot().held;
+        while store.census().loads > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        (held, store.snapshot().held)
+    });
+    rig.transfer_all(Code::GrantEnded, in_memory);
+    let (before, after) = entering.join().unwrap();
+    assert_eq!((before, after), (vec![in_memory(1)], vec![]));
+}
+
 #[test]
 fn a_block_that_is_wrong_on_the_disk_is_never_readable_and_its_extent_can_be_used() {
     let mut rig = Rig::with(1);
@@ -266,7 +320,7 @@ fn a_block_that_is_wrong_on_the_disk_is_never_readable_and_its_extent_can_be_use
         rig.engine.on_reads(0..u64::MAX, 1, Fault::Flip(bit));
         rig.transfer_all(Code::ChecksumMismatch, in_memory);
         assert!(store.written(&in_memory(1)).is_err());
-        assert_eq!(store.census().receives, 0);
+        assert_eq!(store.census().loads, 0);
     }
     rig.transfer_all(Code::Ok, in_memory);
     assert!(store.verify(&in_memory(1), rig.blocks[0].1));

@@ -103,6 +103,10 @@ struct Unstoppable;
 
 impl Abort for Unstoppable {
     fn abort(&self) {}
+
+    fn can_stop(&self) -> bool {
+        false
+    }
 }
 
 impl Order {
@@ -218,7 +222,11 @@ impl Shared {
                 self.begin_load(order, to, target);
                 None
             }
-            Err(_) => Some(order),
+            Err(Code::Full) => Some(order),
+            Err(code) => {
+                self.end(&order, code);
+                None
+            }
         }
     }
 

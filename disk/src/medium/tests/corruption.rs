@@ -15,7 +15,9 @@ use std::sync::Arc;
 pub(super) const SIZE: u64 = DATA_START + (1 << 20);
 const ROUNDS: usize = 10_500;
 /// The lengths of the blocks, one after the other. Each offset was used twice before.
-pub(super) const LENGTHS: [usize; 8] = [1, 4096, 5000, 65_536, 65_537, 150_000, 4096, 200_001];
+pub(super) const LENGTHS: [usize; 9] = [
+    1, 4096, 5000, 65_536, 65_537, 150_000, 4096, 200_001, 135_168,
+];
 
 /// A medium, and the earlier contents of its extents.
 pub(super) struct Rig {
