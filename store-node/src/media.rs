@@ -4,7 +4,7 @@
 //!  session ─ begin ──────► attacher: offers, once no transfer of an earlier session is in progress
 //!          ─ attach ─────► attacher: the generation is written ─► attached
 //!          ─ stores ─────► worker: memory ─ copy and checksum ─► medium
-//!          ─ loads ──────► medium ─► worker: verified ─► memory, under a grant
+//!          ─ loads ──────► medium ─► memory, under a grant ─► worker: verified, then readable
 //! ```
 //!
 //! A reader waits for a load. So a load begins on the session's thread if nothing has to be waited for. A
