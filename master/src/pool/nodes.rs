@@ -378,6 +378,8 @@ impl Pool {
         node.set_state(NodeState::Gone);
         node.end_session(self.now());
         self.doubt_drained();
+        // The node's media cannot be read any more.
+        self.tiering.wake_lookups();
         // Before a block leaves.
         self.end_moves_off(node);
         self.members.drop_incarnation(&node.name, node.incarnation);

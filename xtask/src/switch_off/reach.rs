@@ -111,6 +111,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a load of whole granules takes arena memory for its header only",
             "a lookup is woken by the end of its last load",
             "a lookup that was woken counts its loads again",
+            "a lookup waits for no load that began after the end of its own",
             "a deletion has a lock of its own",
             "the search for a run begins where shares allow one",
             "a block that no quota takes fails for good",
@@ -240,6 +241,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "no node is told that its blocks have their copies before the walk over them has ended",
             "the walk of a drain keeps the blocks that came meanwhile",
             "a copy whose zone is emptied meanwhile is no copy that stays",
+            "a lookup that comes while a load ends gets a lease too",
         ],
     ),
     (

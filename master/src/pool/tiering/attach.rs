@@ -354,6 +354,8 @@ impl Pool {
                 .set_budget(&medium, offer.budget, now);
         }
         self.tiering.traffic.lock().uses.insert(id, used);
+        // The medium cannot be read until the node has attached it.
+        self.tiering.wake_lookups();
         if offer.state == MediumState::MediumGone {
             self.doubt_drained();
         }

@@ -22,6 +22,8 @@ use tokio::sync::Notify;
 /// A load in progress.
 #[derive(Debug)]
 pub(super) struct OpenLoad {
+    /// The ticket of its transfer. The next load of the same copy has another one.
+    pub(super) serial: u64,
     /// The extent in memory that the block is loaded to.
     pub(super) to: Replica,
     pub(super) length: Length,
@@ -29,12 +31,24 @@ pub(super) struct OpenLoad {
 }
 
 impl OpenLoad {
-    pub(super) fn new(to: Replica, length: Length) -> Self {
+    pub(super) fn new(serial: u64, to: Replica, length: Length) -> Self {
         Self {
+            serial,
             to,
             length,
             awaiters: SmallVec::new(),
         }
+    }
+
+    /// Takes each lookup that has no lease yet. The caller leases the block for it.
+    fn take_unleased(&mut self) -> SmallVec<[Awaiter; 1]> {
+        let awaiters = self.awaiters.iter_mut();
+        let unleased = awaiters.filter(|awaiter| !awaiter.is_leased);
+        let taken = unleased.map(|awaiter| {
+            awaiter.is_leased = true;
+            awaiter.clone()
+        });
+        taken.collect()
     }
 }
 
@@ -43,6 +57,8 @@ impl OpenLoad {
 struct Awaiter {
     awaited: Weak<Awaited>,
     index: usize,
+    /// Whether the end of the load leases, or has leased, the block for the lookup.
+    is_leased: bool,
 }
 
 impl Awaiter {
@@ -60,7 +76,7 @@ pub(super) struct Awaited {
     left: AtomicUsize,
     ended: Notify,
     /// By the index of its key: each block that a load's end has leased for the lookup. `None` when the wait is over.
-    leased: Mutex<Option<BTreeMap<usize, (Key, Version)>>>,
+    pub(super) leased: Mutex<Option<BTreeMap<usize, (Key, Version)>>>,
 }
 
 impl Awaited {
@@ -111,22 +127,27 @@ impl Traffic {
         loads: impl Iterator<Item = (usize, (BlockId, Version))>,
     ) {
         let mut left = 0;
+        // Only loads refer to the lookup weakly. A search is needed only if one of them does already.
+        let is_new = Arc::weak_count(awaited) == 0;
         for (index, load) in loads {
             let Some(load) = self.loading.get_mut(&load) else {
                 continue;
             };
             left += 1;
-            // A load of a disk that hangs may outlast many lookups.
-            load.awaiters
-                .retain(|awaiter| awaiter.awaited.strong_count() > 0);
-            let is_known = load
-                .awaiters
-                .iter()
-                .any(|awaiter| awaiter.is(awaited, index));
-            if !is_known {
-                let awaited = Arc::downgrade(awaited);
-                load.awaiters.push(Awaiter { awaited, index });
+            let mut awaiters = load.awaiters.iter();
+            if !is_new && awaiters.any(|awaiter| awaiter.is(awaited, index)) {
+                continue;
             }
+            // A load of a disk that hangs may outlast many lookups. They leave the list before it grows.
+            if load.awaiters.len() == load.awaiters.capacity() {
+                load.awaiters
+                    .retain(|awaiter| awaiter.awaited.strong_count() > 0);
+            }
+            load.awaiters.push(Awaiter {
+                awaited: Arc::downgrade(awaited),
+                index,
+                is_leased: false,
+            });
         }
         awaited.left.store(left, Ordering::Relaxed);
     }
@@ -138,25 +159,37 @@ impl Pool {
         let Some(load) = transfer.loading() else {
             return;
         };
-        let awaiters = {
+        // A lookup leases a block itself if it finds the load ended and no lease. So the lease comes before the end.
+        // More lookups may come meanwhile. The load ends in a moment in which each of them has its lease.
+        let ended = loop {
             let mut traffic = self.tiering.traffic.lock();
             traffic.failed.remove(&load);
-            let load = traffic.loading.get(&load);
-            load.map(|load| load.awaiters.clone()).unwrap_or_default()
+            let Some(open) = traffic.loading.get_mut(&load) else {
+                break None;
+            };
+            let unleased = open.take_unleased();
+            if unleased.is_empty() {
+                break traffic.loading.remove(&load);
+            }
+            drop(traffic);
+            for awaiter in &unleased {
+                self.lease_for(awaiter, &transfer.block);
+            }
         };
-        // A lookup leases a block itself if it finds the load ended and no lease. So the lease comes before the end.
-        for awaiter in &awaiters {
-            self.lease_for(awaiter, &transfer.block);
-        }
-        self.load_ended(transfer);
+        self.count_end(ended);
     }
 
-    /// Ends a load for the lookups that wait: the block is in memory, or will not be.
+    /// Ends a load that brought no block to memory.
     pub(super) fn load_ended(&self, transfer: &Transfer) {
         let Some(load) = transfer.loading() else {
             return;
         };
         let ended = self.tiering.traffic.lock().loading.remove(&load);
+        self.count_end(ended);
+    }
+
+    /// Tells the lookups that a load has ended.
+    fn count_end(&self, ended: Option<OpenLoad>) {
         for awaiter in ended.into_iter().flat_map(|load| load.awaiters) {
             if let Some(awaited) = awaiter.awaited.upgrade() {
                 awaited.one_ended();

@@ -76,8 +76,8 @@ struct Wanted {
     copy: BlockId,
     block: Moved,
     at: Replica,
-    /// Whether its load was seen in progress.
-    is_begun: bool,
+    /// The serial of its load that was seen in progress.
+    seen: Option<u64>,
     /// The last use of the copy if its load is no use of it.
     used: Option<Tick>,
 }
@@ -106,8 +106,8 @@ impl WantedRoom {
 /// The outcome of an attempt to begin a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Begun {
-    /// The load is in progress.
-    Goes,
+    /// The load with this serial is in progress.
+    Goes(u64),
     /// The load was in progress and has ended.
     Ended,
     /// The medium has enough transfers in progress.
@@ -235,7 +235,7 @@ impl Pool {
             self.wake_evictor_if_low();
             let mut begun = begun.into_iter();
             wanted.retain(|one| match begun.next() {
-                Some(Begun::Goes) => {
+                Some(Begun::Goes(_)) => {
                     goes = true;
                     true
                 }
@@ -280,7 +280,7 @@ impl Pool {
                 !goes && !restored.held.is_empty() && now.duration_since(progress) > ROOM_PATIENCE;
             if now >= time.too_long {
                 // No lookup waits for these loads again.
-                let begun = wanted.iter().filter(|one| one.is_begun);
+                let begun = wanted.iter().filter(|one| one.seen.is_some());
                 loads.failed.extend(begun.map(|one| one.copy));
             }
             if is_stuck || now >= time.deadline || !self.leads() || self.is_stopping() {
@@ -420,7 +420,7 @@ impl Pool {
                         copy: block.id(),
                         block: Moved::of(&block),
                         at: *at,
-                        is_begun: false,
+                        seen: None,
                         used: (!is_use).then(|| block.tick()),
                     });
                 }
@@ -461,7 +461,7 @@ impl Pool {
     /// Looks up the offsets of copies again whose loads have not begun, since a copy moves when its zone is
     /// emptied. A copy that is gone keeps its old offset, and its load then fails.
     fn find_again(&self, wanted: &mut [Wanted]) {
-        for one in wanted.iter_mut().filter(|one| !one.is_begun) {
+        for one in wanted.iter_mut().filter(|one| one.seen.is_none()) {
             let copies = self.tier.directory();
             let keys = [one.block.key.as_ref()];
             copies.visit(one.block.namespace, &keys, |_, block| {
@@ -492,7 +492,9 @@ impl Pool {
             .iter_mut()
             .map(|one| {
                 let begun = self.begin_load(one, window, &segments, &mut traffic, &mut orders);
-                one.is_begun |= begun == Begun::Goes;
+                if let Begun::Goes(serial) = begun {
+                    one.seen = Some(serial);
+                }
                 begun
             })
             .collect();
@@ -500,7 +502,7 @@ impl Pool {
             && !begun.iter().any(|begun| begun.waits())
         {
             let going = wanted.iter().zip(&begun);
-            let going = going.filter(|(_, begun)| **begun == Begun::Goes);
+            let going = going.filter(|(_, begun)| matches!(begun, Begun::Goes(_)));
             let loads = going.map(|(one, _)| (one.index, (one.copy, one.block.version)));
             traffic.await_loads(awaited, loads);
         }
@@ -526,7 +528,7 @@ impl Pool {
             copy,
             block,
             at,
-            is_begun,
+            seen,
             used: last_use,
             ..
         } = wanted;
@@ -538,11 +540,14 @@ impl Pool {
         let Some(used) = used.filter(|used| used.is_readable()) else {
             return Begun::Unreadable;
         };
-        if traffic.loading.contains_key(&(*copy, block.version)) {
-            return Begun::Goes;
-        }
-        if *is_begun {
+        let going = traffic.loading.get(&(*copy, block.version));
+        let going = going.map(|load| load.serial);
+        // After the end of the load that was seen, another lookup may have begun the next one.
+        if seen.is_some() && going != *seen {
             return Begun::Ended;
+        }
+        if let Some(serial) = going {
+            return Begun::Goes(serial);
         }
         // The log would refuse the record of the loaded block, so memory would have made room in vain.
         if !self.takes_records() {
@@ -604,8 +609,9 @@ impl Pool {
             _hold: hold,
         };
         let order = traffic.enter(&medium, transfer, order);
+        let serial = order.ticket;
         orders.push(&node, order);
-        Begun::Goes
+        Begun::Goes(serial)
     }
 }
 

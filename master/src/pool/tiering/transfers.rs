@@ -185,7 +185,7 @@ impl Traffic {
         if let (Some(loading), Direction::Load { to, .. }) =
             (transfer.loading(), &transfer.direction)
         {
-            let load = OpenLoad::new(*to, transfer.block.length);
+            let load = OpenLoad::new(ticket, *to, transfer.block.length);
             self.loading.insert(loading, load);
         }
         match transfer.direction {

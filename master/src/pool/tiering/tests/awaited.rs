@@ -1,9 +1,9 @@
 //! Lookups that wait for loads, and the events that wake them.
 
 use super::super::Restored;
+use super::super::awaited::Awaited;
 use super::*;
 use kvpool_types::KeyRef;
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::atomic::AtomicUsize;
@@ -74,9 +74,10 @@ impl Lookup {
 struct Cold {
     pool: Arc<Pool>,
     node: Arc<StoreNode>,
+    session: u64,
     sent: Sent,
-    /// The tickets of the ordered loads by the version of the block.
-    tickets: BTreeMap<u64, u64>,
+    /// The loads that the node has been told of.
+    ordered: Vec<proto::Transfer>,
     _directory: tempfile::TempDir,
 }
 
@@ -115,25 +116,43 @@ impl Cold {
         Self {
             pool,
             node,
+            session,
             sent,
-            tickets: BTreeMap::new(),
+            ordered: Vec::new(),
             _directory: directory,
         }
     }
 
-    /// Ends the load of a block.
-    async fn load(&mut self, number: u64) {
+    /// The loads that were ordered so far.
+    fn orders(&mut self) -> &[proto::Transfer] {
         while let Ok(message) = self.sent.try_recv() {
             if let Some(Body::Transfers(orders)) = message.unwrap().body {
-                let loads = orders.transfers.iter();
-                self.tickets
-                    .extend(loads.map(|order| (order.version, order.ticket)));
+                // Only a load has a grant.
+                let loads = orders.transfers.into_iter();
+                self.ordered
+                    .extend(loads.filter(|order| order.grant_id != 0));
             }
         }
+        &self.ordered
+    }
+
+    /// The ticket of the last load of a block.
+    fn ticket(&mut self, number: u64) -> u64 {
+        let mut orders = self.orders().iter();
+        let last = orders.rfind(|order| order.version == 7 + number);
+        last.expect("it was ordered").ticket
+    }
+
+    async fn load(&mut self, number: u64) {
+        self.end(number, Code::Ok).await;
+    }
+
+    /// Ends the last load of a block.
+    async fn end(&mut self, number: u64, code: Code) {
+        let ticket = self.ticket(number);
         let loads = || self.pool.tiering.traffic.lock().loading.len();
         let before = loads();
-        let ticket = self.tickets[&(7 + number)];
-        self.pool.transfers_done(&self.node, &[(ticket, Code::Ok)]);
+        self.pool.transfers_done(&self.node, &[(ticket, code)]);
         soon("the load ends", || loads() < before).await;
     }
 
@@ -183,7 +202,7 @@ async fn the_end_of_a_load_answers_each_lookup_that_waits_for_it() {
     assert!(second.left.is_empty());
     assert_eq!(both.wakes(), 0, "block 0 is being loaded");
     cold.load(0).await;
-    assert_eq!(cold.tickets.len(), 2, "each block is loaded once");
+    assert_eq!(cold.orders().len(), 2, "each block is loaded once");
     soon("woken", || both.wakes() == 1).await;
     let both = both.look().expect("each load has ended");
     assert!(both.left.is_empty());
@@ -194,24 +213,120 @@ async fn the_end_of_a_load_answers_each_lookup_that_waits_for_it() {
     cold.pool.retire().await;
 }
 
-/// The load of the medium that hangs has no end.
+/// The load of the medium that hangs ends too late for the lookup. Its block has a lease all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lookup_waits_for_no_load_of_a_medium_that_has_become_unreadable() {
     let mut cold = Cold::with(2, 2).await;
     let mut lookup = Lookup::of(&cold.pool, 0..2);
-    {
-        let mut traffic = cold.pool.tiering.traffic.lock();
-        let hangs = traffic.uses.get_mut(&SegmentId::on_medium(1));
-        hangs.unwrap().state = MediumState::MediumSlow;
-    }
-    cold.pool.tiering.wake_lookups();
+    let hangs = cold.pool.tier.medium(SegmentId::on_medium(1)).unwrap();
+    let offers = vec![offer(&hangs, MediumState::MediumSlow)];
+    let offered = cold.pool.media_offered(&cold.node, cold.session, offers);
+    offered.await.unwrap();
     assert_eq!(lookup.wakes(), 1);
     assert!(lookup.look().is_none(), "block 1 is being loaded");
     cold.load(1).await;
     soon("woken", || lookup.wakes() == 2).await;
+    cold.load(0).await;
     let restored = lookup.look().expect("no other load is awaited");
-    assert_eq!(restored.unreadable, [0]);
-    assert!(restored.left.is_empty());
+    assert!(restored.left.is_empty() && restored.unreadable.is_empty());
+    assert!(cold.is_leased(0) && cold.is_leased(1));
     cold.pool.end_restored(SPACE, &restored);
+    assert!(!cold.is_leased(0) && !cold.is_leased(1));
     cold.pool.retire().await;
+}
+
+/// A load of the first lookup failed. The second lookup has begun it again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lookup_waits_for_no_load_that_began_after_the_end_of_its_own() {
+    let mut cold = Cold::with(1, 2).await;
+    let mut first = Lookup::of(&cold.pool, 0..2);
+    cold.end(0, Code::StoreFailed).await;
+    assert_eq!(first.wakes(), 0, "block 1 is being loaded");
+    let mut second = Lookup::of(&cold.pool, 0..1);
+    cold.load(1).await;
+    soon("woken", || first.wakes() == 1).await;
+    let first = first.look().expect("both of its loads have ended");
+    assert_eq!(first.unreadable, [0]);
+    cold.load(0).await;
+    soon("woken", || second.wakes() == 1).await;
+    let second = second.look().expect("its load has ended");
+    assert!(second.left.is_empty() && second.unreadable.is_empty());
+    cold.pool.end_restored(SPACE, &first);
+    cold.pool.end_restored(SPACE, &second);
+    assert!(!cold.is_leased(0) && !cold.is_leased(1));
+    cold.pool.retire().await;
+}
+
+/// The last lookup comes when the end of the load leases the block for the others. The test delays one of these leases.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lookup_that_comes_while_a_load_ends_gets_a_lease_too() {
+    let mut cold = Cold::with(1, 1).await;
+    let begins = Lookup::of(&cold.pool, 0..1);
+    let ticket = cold.ticket(0);
+    let token = cold.pool.now().after(Duration::from_secs(60));
+    let [early, delayed, late] = std::array::from_fn(|_| Arc::new(Awaited::new(token)));
+    let register = |awaited: &Arc<Awaited>| {
+        let mut traffic = cold.pool.tiering.traffic.lock();
+        let loads: Vec<_> = traffic.loading.keys().map(|load| (0, *load)).collect();
+        traffic.await_loads(awaited, loads.into_iter());
+    };
+    register(&early);
+    register(&delayed);
+    let end = {
+        let delays = delayed.leased.lock();
+        let (pool, node) = (Arc::clone(&cold.pool), Arc::clone(&cold.node));
+        let end = std::thread::spawn(move || pool.transfers_done(&node, &[(ticket, Code::Ok)]));
+        let until = std::time::Instant::now() + SOON;
+        while early.take(0).is_none() {
+            assert!(std::time::Instant::now() < until, "leased");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        register(&late);
+        drop(delays);
+        end
+    };
+    end.join().unwrap();
+    let loads = || cold.pool.tiering.traffic.lock().loading.len();
+    soon("the load ends", || loads() == 0).await;
+    assert!(delayed.take(0).is_some());
+    assert!(late.take(0).is_some());
+    drop(begins);
+    cold.pool.retire().await;
+}
+
+/// The answer of a lookup for one block whose wait is ended by an event.
+async fn answer_at(event: impl FnOnce(&Cold)) -> Restored {
+    let cold = Cold::with(1, 1).await;
+    let mut lookup = Lookup::of(&cold.pool, 0..1);
+    event(&cold);
+    assert_eq!(lookup.wakes(), 1);
+    let restored = lookup.look().expect("it waits no longer");
+    cold.pool.retire().await;
+    restored
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lookup_ends_at_once_when_the_pool_stops_or_lapses() {
+    let stopped = answer_at(|cold| cold.pool.quiesce()).await;
+    assert_eq!(stopped.left, [0]);
+    let lapsed = answer_at(|cold| {
+        cold.pool.term.end();
+        cold.pool.lapse();
+    });
+    assert_eq!(lapsed.await.left, [0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lookup_ends_at_once_when_its_medium_or_node_has_gone() {
+    let id = SegmentId::on_medium(1);
+    let forgotten = answer_at(|cold| drop(cold.pool.drop_medium(id))).await;
+    assert!(forgotten.left.is_empty() && forgotten.unreadable.is_empty());
+    let gone = answer_at(|cold| cold.pool.drop_node(&cold.node)).await;
+    assert_eq!(gone.unreadable, [0]);
+    let offered_anew = answer_at(|cold| {
+        let medium = cold.pool.tier.medium(id).unwrap();
+        let ready = offer(&medium, MediumState::MediumReady);
+        cold.pool.use_medium(&cold.node, cold.session, id, &ready);
+    });
+    assert_eq!(offered_anew.await.unreadable, [0]);
 }

@@ -392,7 +392,7 @@ async fn a_copy_leaves_its_zone_after_its_load() {
     let (node, session, _sent) = connected(&pool);
     {
         let mut traffic = pool.tiering.traffic.lock();
-        let load = OpenLoad::new(to, Length(100));
+        let load = OpenLoad::new(1, to, Length(100));
         traffic.loading.insert((copy, Version(7)), load);
         traffic.uses.insert(medium.id, in_use(&node, session));
     }
