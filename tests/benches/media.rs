@@ -2,7 +2,10 @@
 //! alternated in one run.
 //!
 //!     cargo build --release -p kvpool-master -p kvpool-store-node
-//!     cargo bench -p kvpool-tests --bench media [-- ROUNDS]
+//!     cargo bench -p kvpool-tests --bench media [-- ROUNDS NAME=VALUE...]
+//!
+//! Names: `total`, the bytes of all blocks together; `transports`, such as `shm,tcp,rdma`; `disk` and `raw`, two
+//! block devices for kvpool and for the plain I/O. kvpool formats the device `disk`.
 //!
 //! - `store`: a node that drains copies a gibibyte of blocks from its memory to its disk.
 //! - `get`: four callers get blocks that lie on the disk only, in random order. The limit is the smaller
@@ -23,15 +26,11 @@ use kvpool_types::Offset;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
-use std::io::Read;
-use std::path::Path;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-/// The bytes of all blocks together.
-const TOTAL: u64 = 1 << 30;
-/// The bytes of the medium.
-const MEDIUM: u64 = 3 << 29;
 /// How long a process may fill its page tables.
 const SETTLE: Duration = Duration::from_secs(3);
 /// The bytes in progress at a time, as the master orders them.
@@ -42,13 +41,66 @@ const BATCH: u64 = 16 << 20;
 const CALLERS: usize = 4;
 const SIZES: [u64; 3] = [256 << 10, 1 << 20, 8 << 20];
 
+/// What to measure.
+struct Settings {
+    rounds: usize,
+    /// The bytes of all blocks together.
+    total: u64,
+    transports: Vec<(String, TransportChoice)>,
+    /// The device of the medium. Without one, it is a file.
+    disk: Option<PathBuf>,
+    /// The device for plain I/O. Without one, it is a file.
+    raw: Option<PathBuf>,
+}
+
+impl Settings {
+    fn of(arguments: impl Iterator<Item = String>) -> anyhow::Result<Self> {
+        let mut settings = Self {
+            rounds: 3,
+            total: 1 << 30,
+            transports: transports("shm,tcp")?,
+            disk: None,
+            raw: None,
+        };
+        for argument in arguments.filter(|argument| argument != "--bench") {
+            match argument.split_once('=') {
+                None => settings.rounds = argument.parse().context("the number of rounds")?,
+                Some(("total", bytes)) => settings.total = bytes.parse()?,
+                Some(("transports", names)) => settings.transports = transports(names)?,
+                Some(("disk", path)) => settings.disk = Some(path.into()),
+                Some(("raw", path)) => settings.raw = Some(path.into()),
+                Some((name, _)) => anyhow::bail!("there is no setting {name}"),
+            }
+        }
+        Ok(settings)
+    }
+}
+
+fn transports(names: &str) -> anyhow::Result<Vec<(String, TransportChoice)>> {
+    let named = names.split(',').map(|name| {
+        let choice = match name {
+            "shm" => TransportChoice::Shm,
+            "tcp" => TransportChoice::Tcp,
+            "rdma" => TransportChoice::Rdma,
+            other => anyhow::bail!("there is no transport {other}"),
+        };
+        Ok((name.to_owned(), choice))
+    });
+    named.collect()
+}
+
 fn main() -> anyhow::Result<()> {
-    let rounds = std::env::args()
-        .find_map(|text| text.parse().ok())
-        .unwrap_or(3);
+    let settings = Settings::of(std::env::args().skip(1))?;
+    let rounds = settings.rounds;
     let runtime = tokio::runtime::Runtime::new()?;
-    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
-    println!("{rounds} rounds; medians; {} MiB of blocks", TOTAL >> 20);
+    let place = match settings.disk {
+        Some(_) => tempfile::tempdir()?,
+        None => tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?,
+    };
+    println!(
+        "{rounds} rounds; medians; {} MiB of blocks",
+        settings.total >> 20
+    );
     println!(
         "{:<24} {:>12} {:>12} {:>12} {:>7}",
         "case", "kvpool", "disk", "memory", "ratio"
@@ -56,7 +108,7 @@ fn main() -> anyhow::Result<()> {
     for block in SIZES {
         let mut rows: Vec<(String, Vec<[f64; 4]>)> = Vec::new();
         for _ in 0..rounds {
-            for (name, measured) in runtime.block_on(round(place.path(), block))? {
+            for (name, measured) in runtime.block_on(round(&settings, place.path(), block))? {
                 match rows.iter_mut().find(|(known, _)| *known == name) {
                     Some((_, all)) => all.push(measured),
                     None => rows.push((name, vec![measured])),
@@ -78,19 +130,35 @@ fn median(mut all: Vec<f64>) -> f64 {
 }
 
 /// Measures all cases with blocks of one size. Rates in MB/s, latencies in us.
-async fn round(place: &Path, block: u64) -> anyhow::Result<Vec<(String, [f64; 4])>> {
-    let blocks = TOTAL / block;
+async fn round(
+    settings: &Settings,
+    place: &Path,
+    block: u64,
+) -> anyhow::Result<Vec<(String, [f64; 4])>> {
+    let total = settings.total;
+    let blocks = total / block;
     let label = match block >> 20 {
         0 => format!("{}KiB", block >> 10),
         mib => format!("{mib}MiB"),
     };
     let mut rows = Vec::new();
-    let raw = Raw::open(&place.join("raw"), block)?;
+    let raw = Raw::open(settings, &place.join("raw"), block)?;
     let place = tempfile::tempdir_in(place)?;
-    let file = place.path().join("ssd");
-    write_zeros(&file, MEDIUM)?;
+    let file = match &settings.disk {
+        Some(device) => {
+            let mut blank = std::fs::File::options().write(true).open(device)?;
+            blank.write_all(&vec![0; 1 << 20])?;
+            blank.sync_all()?;
+            device.clone()
+        }
+        None => {
+            let file = place.path().join("ssd");
+            write_zeros(&file, total + total / 2)?;
+            file
+        }
+    };
     let options = Options {
-        segment: "2GiB".into(),
+        segment: format!("{}MiB", total >> 19),
         node: vec!["--ssd".into(), format!("path={}", file.display())],
         ..Options::default()
     };
@@ -106,14 +174,14 @@ async fn round(place: &Path, block: u64) -> anyhow::Result<Vec<(String, [f64; 4]
         .await?;
     }
     let disk = raw.write()?;
-    let stored = drain(&mut cluster)?;
+    let stored = drain(&mut cluster, total)?;
     rows.push((format!("store/{label}"), [stored, disk, 0.0, stored / disk]));
     let mut attached = 1;
-    for (name, transport) in [("shm", TransportChoice::Shm), ("tcp", TransportChoice::Tcp)] {
+    for (name, transport) in &settings.transports {
         cluster.restart_node(0)?;
         attached += 1;
         wait_attached(&cluster, attached)?;
-        let client = connect(&cluster, transport).await?;
+        let client = connect(&cluster, *transport).await?;
         tokio::time::sleep(SETTLE).await;
         let disk = raw.read(BATCH * CALLERS as u64)?;
         let cold = get_all(&client, blocks, block).await?;
@@ -167,7 +235,7 @@ fn write_zeros(path: &Path, bytes: u64) -> anyhow::Result<()> {
 }
 
 /// Stops the node, and returns the rate at which it copied its memory, in MB/s.
-fn drain(cluster: &mut Cluster) -> anyhow::Result<f64> {
+fn drain(cluster: &mut Cluster, total: u64) -> anyhow::Result<f64> {
     let stored = |cluster: &Cluster| -> anyhow::Result<u64> {
         let counters = cluster.counters()?;
         counters["counters"]["bytes_stored_total"]
@@ -192,10 +260,10 @@ fn drain(cluster: &mut Cluster) -> anyhow::Result<f64> {
         waits()?;
     }
     let begun = Instant::now();
-    while stored(cluster)? < TOTAL {
+    while stored(cluster)? < total {
         waits()?;
     }
-    let rate = TOTAL as f64 / 1e6 / begun.elapsed().as_secs_f64();
+    let rate = total as f64 / 1e6 / begun.elapsed().as_secs_f64();
     cluster.nodes[0].terminate()?;
     Ok(rate)
 }
@@ -272,18 +340,22 @@ struct Raw {
     arena: Arc<Arena>,
     /// The bytes of one request.
     request: u64,
+    /// The number of blocks.
+    count: u64,
 }
 
 impl Raw {
-    fn open(path: &Path, block: u64) -> anyhow::Result<Self> {
+    fn open(settings: &Settings, path: &Path, block: u64) -> anyhow::Result<Self> {
         let arena = Arena::new(usize::try_from(WINDOW * 2)?)?;
+        let path = settings.raw.as_deref().unwrap_or(path);
+        let size = settings.total + (settings.total >> 3);
         let options = DiskOptions {
-            size: Some(TOTAL + (TOTAL >> 3)),
+            size: settings.raw.is_none().then_some(size),
             engine: Choice::Uring,
             ..DiskOptions::default()
         };
         if !path.exists() {
-            write_zeros(path, TOTAL + (TOTAL >> 3))?;
+            write_zeros(path, size)?;
         }
         let engine = open(path, &options, &arena)?;
         let request = block + 4096;
@@ -291,18 +363,19 @@ impl Raw {
             engine,
             arena,
             request,
+            count: settings.total / block,
         })
     }
 
     /// Sequential writes of all blocks: MB/s of blocks.
     fn write(&self) -> anyhow::Result<f64> {
-        let offsets = (0..self.count()).map(|at| at * self.request).collect();
+        let offsets = (0..self.count).map(|at| at * self.request).collect();
         self.run(offsets, WINDOW, Op::Write)
     }
 
     /// Reads of all blocks in random order: MB/s of blocks.
     fn read(&self, in_flight: u64) -> anyhow::Result<f64> {
-        let mut offsets: Vec<u64> = (0..self.count()).map(|at| at * self.request).collect();
+        let mut offsets: Vec<u64> = (0..self.count).map(|at| at * self.request).collect();
         offsets.shuffle(&mut StdRng::seed_from_u64(rand::random()));
         self.run(offsets, in_flight, Op::Read)
     }
@@ -311,16 +384,12 @@ impl Raw {
     fn latency(&self) -> anyhow::Result<f64> {
         let mut all = Vec::new();
         for _ in 0..300 {
-            let at = rand::rng().random_range(0..self.count()) * self.request;
+            let at = rand::rng().random_range(0..self.count) * self.request;
             let begun = Instant::now();
             self.run(vec![at], self.request, Op::Read)?;
             all.push(begun.elapsed().as_secs_f64() * 1e6);
         }
         Ok(median(all))
-    }
-
-    fn count(&self) -> u64 {
-        TOTAL / (self.request - 4096)
     }
 
     fn run(
