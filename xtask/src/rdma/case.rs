@@ -7,7 +7,8 @@
 //! #: memory 2048                 MiB of each guest
 //! ```
 //!
-//! A binary `dist:kvbench` is one of the profile `dist`: for cases that measure. `python` is this machine's
+//! A binary `dist:kvbench` is one of the profile `dist`: for cases that measure. `bench:media` is a benchmark of
+//! `tests/benches`, of that profile too. `python` is this machine's
 //! Python with the packages of the repository.
 
 use anyhow::{Context, Result, bail};
@@ -38,6 +39,8 @@ pub(super) enum Program {
     Binary { name: String, dist: bool },
     /// A test of a package, by the package's directory and the test's name.
     Test { directory: String, name: String },
+    /// A benchmark of `tests/benches`, of the profile `dist`.
+    Bench { name: String },
     /// The interpreter with the packages `kvpool` and `mooncake`.
     Python,
 }
@@ -46,7 +49,12 @@ impl Case {
     /// Whether it measures: it needs a build of its own, and takes longer.
     pub(super) fn is_measurement(&self) -> bool {
         let mut programs = self.programs.iter();
-        programs.any(|program| matches!(program, Program::Binary { dist: true, .. }))
+        programs.any(|program| {
+            matches!(
+                program,
+                Program::Binary { dist: true, .. } | Program::Bench { .. }
+            )
+        })
     }
 }
 
@@ -105,6 +113,11 @@ fn program(word: &str) -> Program {
             name: name.to_owned(),
         };
     }
+    if let Some(name) = word.strip_prefix("bench:") {
+        return Program::Bench {
+            name: name.to_owned(),
+        };
+    }
     let optimised = word.strip_prefix("dist:");
     Program::Binary {
         name: optimised.unwrap_or(word).to_owned(),
@@ -141,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_case_says_what_it_needs() {
-        let text = "# Words.\n#: guests 2\n#: programs kvctl dist:kvctl test:transport/verbs python\n#: limit 60\nexit 0\n";
+        let text = "# Words.\n#: guests 2\n#: programs kvctl dist:kvctl test:transport/verbs bench:media python\n#: limit 60\nexit 0\n";
         let case = read(Path::new("cases/x.sh"), text).unwrap();
         let binary = |dist| Program::Binary {
             name: "kvctl".into(),
@@ -160,6 +173,9 @@ mod tests {
                 Program::Test {
                     directory: "transport".into(),
                     name: "verbs".into()
+                },
+                Program::Bench {
+                    name: "media".into()
                 },
                 Program::Python
             ]

@@ -27,7 +27,7 @@ impl Programs {
         for (optimised, what) in builds {
             let is_such = |program: &Program| match program {
                 Program::Binary { dist, .. } => *dist == optimised,
-                Program::Test { .. } | Program::Python => false,
+                Program::Test { .. } | Program::Bench { .. } | Program::Python => false,
             };
             let mut needed = cases.iter().flat_map(|case| &case.programs);
             if needed.any(is_such) && !succeeds(cargo(&["build"]).args(what))? {
@@ -45,6 +45,7 @@ impl Programs {
                     Some(built.join(profile).join(name))
                 }
                 Program::Test { directory, name } => Some(build_test(directory, name)?),
+                Program::Bench { name } => Some(build_bench(name)?),
                 Program::Python => build_python()?,
             };
             programs.insert(program.clone(), path);
@@ -60,11 +61,16 @@ impl Programs {
             match (program, path) {
                 (Program::Binary { .. }, Some(path)) => Ok(path.clone().into_os_string()),
                 // Cargo names a test's binary with a hash.
-                (Program::Test { name, .. }, Some(path)) => Ok(named(path, name)),
-                (Program::Python, Some(path)) => Ok(named(path, "python")),
-                (Program::Binary { name, .. } | Program::Test { name, .. }, None) => {
-                    Err(format!("there is no {name}"))
+                (Program::Test { name, .. } | Program::Bench { name }, Some(path)) => {
+                    Ok(named(path, name))
                 }
+                (Program::Python, Some(path)) => Ok(named(path, "python")),
+                (
+                    Program::Binary { name, .. }
+                    | Program::Test { name, .. }
+                    | Program::Bench { name },
+                    None,
+                ) => Err(format!("there is no {name}")),
                 (Program::Python, None) => Err("there is no python3 of 3.11 or later".to_owned()),
             }
         };
@@ -117,23 +123,38 @@ fn build_test(directory: &str, name: &str) -> Result<PathBuf> {
         UNIT => package.replace('-', "_"),
         name => name.to_owned(),
     };
-    let format = ["--message-format", "json-render-diagnostics"];
     // All tests are built together: one test alone would compile its dependencies again, with other
     // features.
-    eprintln!("\n▶ cargo test --workspace --no-run, for {name} of {package}");
-    let built = cargo(&["test", "--workspace", "--no-run"])
-        .args(format)
+    let command = ["test", "--workspace", "--no-run"];
+    built(&command, directory, &target)
+}
+
+/// Builds a benchmark of the profile `dist`.
+fn build_bench(name: &str) -> Result<PathBuf> {
+    let what = ["bench", "--no-run", "--profile", "dist"];
+    let whose = ["-p", "kvpool-tests", "--bench", name];
+    built(&[&what[..], &whose[..]].concat(), "tests", name)
+}
+
+/// Runs a command that builds, and returns the binary of this target of the package in `directory`.
+fn built(command: &[&str], directory: &str, target: &str) -> Result<PathBuf> {
+    eprintln!(
+        "\n▶ cargo {}, for {target} of {directory}/",
+        command.join(" ")
+    );
+    let built = cargo(command)
+        .args(["--message-format", "json-render-diagnostics"])
         .stderr(Stdio::inherit())
         .output()
-        .context("cannot run cargo test")?;
+        .context("cannot run cargo")?;
     if !built.status.success() {
-        bail!("the test {name} of {package} does not build");
+        bail!("{target} of {directory}/ does not build");
     }
     let messages = String::from_utf8(built.stdout).context("cargo's messages are not UTF-8")?;
     let path = messages
         .lines()
-        .find_map(|line| executable(line, directory, &target));
-    path.context("cargo has built the test, but names no binary")
+        .find_map(|line| executable(line, directory, target));
+    path.context("cargo has built it, but names no binary")
 }
 
 /// The binary that one of cargo's messages is about, if it is that of the test of the package in
@@ -142,7 +163,11 @@ fn executable(message: &str, directory: &str, test: &str) -> Option<PathBuf> {
     if !message.contains(&format!("/{directory}/Cargo.toml\"")) {
         return None;
     }
-    let kinds = ["\"kind\":[\"test\"]", "\"kind\":[\"lib\"]"];
+    let kinds = [
+        "\"kind\":[\"test\"]",
+        "\"kind\":[\"bench\"]",
+        "\"kind\":[\"lib\"]",
+    ];
     let is_test = kinds.iter().any(|kind| message.contains(kind));
     if !is_test || !message.contains(&format!("\"name\":\"{test}\"")) {
         return None;
@@ -166,6 +191,9 @@ mod tests {
                 let exists = match program {
                     Program::Binary { name, .. } => binaries.contains(&name.as_str()),
                     Program::Test { directory, name } => has_test(directory, name),
+                    Program::Bench { name } => {
+                        root().join(format!("tests/benches/{name}.rs")).is_file()
+                    }
                     Program::Python => true,
                 };
                 assert!(exists, "{}: {program:?}", case.name);

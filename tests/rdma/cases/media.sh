@@ -1,0 +1,12 @@
+# Gets of blocks on a disk over RDMA, beside plain reads of a disk and gets from memory. The processor is emulated, and
+# the disks are memory: the ratios mean something, the figures themselves do not.
+#: guests 1
+#: programs bench:media dist:kvmaster dist:kvstore-node
+#: limit 580
+#: memory 3072
+. /lib/guest.sh
+
+modprobe brd rd_nr=2 rd_size=131072
+within 10 [ -b /dev/ram1 ] || skip "this kernel has no disks in memory"
+media 3 total=67108864 transports=rdma disk=/dev/ram0 raw=/dev/ram1 > /tmp/media 2>&1 || { cat /tmp/media; fail "media ended with $?"; }
+while read -r line; do say "$line"; done < /tmp/media
