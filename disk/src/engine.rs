@@ -198,11 +198,11 @@ impl Request {
     /// Checks the range against a device of `size` bytes.
     pub(crate) fn check(&self, size: u64) -> Result<(), IoError> {
         let (granule, length) = (GRANULE as u64, self.op.length());
-        let is_apart = match &self.op {
+        let is_unaligned = match &self.op {
             Op::ReadInto(_, memory) => !memory.as_ptr().addr().is_multiple_of(GRANULE),
             _ => false,
         };
-        if is_apart || !self.offset.is_multiple_of(granule) || !length.is_multiple_of(granule) {
+        if is_unaligned || !self.offset.is_multiple_of(granule) || !length.is_multiple_of(granule) {
             return Err(IoError::Unaligned);
         }
         match self.offset.checked_add(length) {

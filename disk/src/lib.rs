@@ -6,14 +6,14 @@
 //!     │                                        ├─ Memory      for tests: power cuts
 //!     └──────── done(Completion) ◄─────────────┴─ Faulty      for tests: errors, delays
 //!
-//!  Arena ─ take ─► Buffer     page-aligned memory of the engine's own
+//!  Arena ─ take ─► Buffer     page-aligned memory of the node's arena
 //!  Slice                      memory of blocks, into which a block is read without a copy
 //! ```
 //!
-//! The crate does not depend on an async runtime: a request carries the function that its completion calls.
+//! No engine uses an async runtime: a request carries the function that its completion calls.
 //!
-//! **Architecture Invariant:** a buffer or slice belongs to its request until the request's completion. So no device
-//! writes to memory with another holder. The holder of a slice counts as its writer until then.
+//! **Architecture Invariant:** until the completion only its request may write a buffer or slice. Others may read a
+//! slice meanwhile, and get undefined bytes.
 //!
 //! ADR 0035 says why there is one ring per disk and no runtime.
 

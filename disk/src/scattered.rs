@@ -9,16 +9,16 @@ use rustix::io::Errno;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// The ranges that are still to be filled.
-pub(crate) struct Scattered {
+pub(crate) struct ScatterList {
     parts: [libc::iovec; 2],
     /// The first part that is not full.
     first: usize,
 }
 
 // SAFETY: the addresses are those of memory that any thread may use: a buffer and a slice.
-unsafe impl Send for Scattered {}
+unsafe impl Send for ScatterList {}
 
-impl Default for Scattered {
+impl Default for ScatterList {
     fn default() -> Self {
         let none = libc::iovec {
             iov_base: std::ptr::null_mut(),
@@ -31,7 +31,7 @@ impl Default for Scattered {
     }
 }
 
-impl Scattered {
+impl ScatterList {
     /// The bytes of the buffer and the memory after the first `done`.
     pub(crate) fn new(buffer: &mut Buffer, memory: &Slice, done: usize) -> Self {
         let length = memory.length().as_usize();
@@ -50,10 +50,11 @@ impl Scattered {
         }
     }
 
-    /// The list for the kernel, and its length. It is valid until this value moves.
+    /// The list for the kernel, and its length. It is valid until this value moves. The kernel reads less of a list that
+    /// is too long for one call.
     pub(crate) fn list(&self) -> (*const libc::iovec, u32) {
         let rest = self.parts.get(self.first..).unwrap_or_default();
-        let count = if self.first == 0 { 2 } else { 1 };
+        let count = u32::try_from(rest.len()).unwrap_or_default();
         (rest.as_ptr(), count)
     }
 }
@@ -66,7 +67,7 @@ pub(crate) fn read(
     (buffer, memory): (&mut Buffer, &Slice),
     done: usize,
 ) -> Result<usize, Errno> {
-    let parts = Scattered::new(buffer, memory, done);
+    let parts = ScatterList::new(buffer, memory, done);
     let (list, count) = parts.list();
     let offset = offset + done as u64;
     let (offset, count) = (offset.cast_signed(), count.cast_signed());

@@ -14,7 +14,7 @@
 use crate::arena::Arena;
 use crate::engine::{Completion, Engine, EngineKind, IoError, Op, Request};
 use crate::file::File;
-use crate::scattered::Scattered;
+use crate::scattered::ScatterList;
 use crate::threads::discarded;
 use io_uring::{IoUring, opcode, squeue, types};
 use kvpool_types::Length;
@@ -71,7 +71,7 @@ struct Slot {
     /// Bytes transferred by earlier entries.
     done: usize,
     /// The list of memory that the entry names. It does not move while the slot has a request.
-    scattered: Box<Scattered>,
+    scattered: Box<ScatterList>,
     /// When the kernel first interrupted the transfer since its last byte.
     given_back: Option<Instant>,
 }
@@ -366,7 +366,7 @@ impl Driver {
                 }
             }
             Op::ReadInto(buffer, memory) => {
-                *slot.scattered = Scattered::new(buffer, memory, done);
+                *slot.scattered = ScatterList::new(buffer, memory, done);
                 let (list, count) = slot.scattered.list();
                 opcode::Readv::new(fd, list, count).offset(offset).build()
             }

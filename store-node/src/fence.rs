@@ -13,8 +13,8 @@
 //! ```
 //!
 //! *Touches* are *receives*, *loads* from media, announced shared-memory writes (*holds*) and *pins* of views. A
-//! receive is a write over TCP or RDMA, or a copy from another node. A new term ends receives at once. It cannot end
-//! a load, so the node reports the extent as held. Touches never overlap: a write is refused while
+//! receive is a write over TCP or RDMA, or a copy from another node. A new term aborts receives, and they end soon. A
+//! load may not, so the node reports its extent as held. Touches never overlap: a write is refused while
 //! anything touches a byte of its extent, and only a written extent, whole, can be pinned.
 //!
 //! Clients also pin views on *boards*, in memory that they share with the node, without a message. So the
@@ -334,7 +334,7 @@ impl Fence {
     }
 
     /// Begins a new incarnation, which knows no block and no grant of the old one. Extents that processes
-    /// still hold stay held.
+    /// still hold, or that disks may write, stay held.
     pub(crate) fn renew(&mut self, incarnation: Incarnation) -> Aborts {
         self.boards.close();
         self.incarnation = incarnation;

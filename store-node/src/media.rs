@@ -5,6 +5,7 @@
 //!          ─ attach ─────► attacher: the generation is written ─► attached
 //!          ─ stores ─────► worker: memory ─ copy and checksum ─► medium
 //!          ─ loads ──────► medium ─► memory, under a grant ─► worker: verified, then readable
+//!          (not in granules) medium ─► arena ─► worker: verified ─► memory, under a grant
 //! ```
 //!
 //! A reader waits for a load. So a load begins on the session's thread if nothing has to be waited for. A

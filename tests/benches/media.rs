@@ -4,15 +4,15 @@
 //!     cargo build --release -p kvpool-master -p kvpool-store-node
 //!     cargo bench -p kvpool-tests --bench media [-- ROUNDS NAME=VALUE...]
 //!
-//! Names: `total`, the bytes of all blocks together; `transports`, such as `shm,tcp,rdma`; `disk` and `raw`, two
-//! block devices for kvpool and for the plain I/O. kvpool formats the device `disk`.
+//! Names: `total`, the bytes of all blocks together; `transports`, such as `shm,tcp,rdma`; `medium` and
+//! `plain`, two block devices for kvpool and for the plain I/O. The bench overwrites both.
 //!
 //! - `store`: a node that drains copies a gibibyte of blocks from its memory to its disk.
 //! - `get`: four callers get blocks that lie on the disk only, in random order. The limit is the smaller
 //!   of plain reads and of gets of the same blocks from memory.
 //! - `one`: the median latency of a single get of a block on the disk.
 //!
-//! Both files were written once before, as those of a disk in use: the first write of a range costs the
+//! Both files were written once before (devices were not), as those of a disk in use: the first write of a range costs the
 //! filesystem more. The processes that read from shared memory fill their page tables before. The memory that
 //! gets the blocks has its pages before.
 //! It prints the medians over the rounds, of the rates and of the ratios.
@@ -48,9 +48,9 @@ struct Settings {
     total: u64,
     transports: Vec<(String, TransportChoice)>,
     /// The device of the medium. Without one, it is a file.
-    disk: Option<PathBuf>,
+    medium: Option<PathBuf>,
     /// The device for plain I/O. Without one, it is a file.
-    raw: Option<PathBuf>,
+    plain: Option<PathBuf>,
 }
 
 impl Settings {
@@ -59,16 +59,16 @@ impl Settings {
             rounds: 3,
             total: 1 << 30,
             transports: transports("shm,tcp")?,
-            disk: None,
-            raw: None,
+            medium: None,
+            plain: None,
         };
         for argument in arguments.filter(|argument| argument != "--bench") {
             match argument.split_once('=') {
                 None => settings.rounds = argument.parse().context("the number of rounds")?,
                 Some(("total", bytes)) => settings.total = bytes.parse()?,
                 Some(("transports", names)) => settings.transports = transports(names)?,
-                Some(("disk", path)) => settings.disk = Some(path.into()),
-                Some(("raw", path)) => settings.raw = Some(path.into()),
+                Some(("medium", path)) => settings.medium = Some(path.into()),
+                Some(("plain", path)) => settings.plain = Some(path.into()),
                 Some((name, _)) => anyhow::bail!("there is no setting {name}"),
             }
         }
@@ -93,7 +93,7 @@ fn main() -> anyhow::Result<()> {
     let settings = Settings::of(std::env::args().skip(1))?;
     let rounds = settings.rounds;
     let runtime = tokio::runtime::Runtime::new()?;
-    let place = match settings.disk {
+    let place = match settings.medium {
         Some(_) => tempfile::tempdir()?,
         None => tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?,
     };
@@ -144,7 +144,7 @@ async fn round(
     let mut rows = Vec::new();
     let raw = Raw::open(settings, &place.join("raw"), block)?;
     let place = tempfile::tempdir_in(place)?;
-    let file = match &settings.disk {
+    let file = match &settings.medium {
         Some(device) => {
             let mut blank = std::fs::File::options().write(true).open(device)?;
             blank.write_all(&vec![0; 1 << 20])?;
@@ -347,10 +347,10 @@ struct Raw {
 impl Raw {
     fn open(settings: &Settings, path: &Path, block: u64) -> anyhow::Result<Self> {
         let arena = Arena::new(usize::try_from(WINDOW * 2)?)?;
-        let path = settings.raw.as_deref().unwrap_or(path);
+        let path = settings.plain.as_deref().unwrap_or(path);
         let size = settings.total + (settings.total >> 3);
         let options = DiskOptions {
-            size: settings.raw.is_none().then_some(size),
+            size: settings.plain.is_none().then_some(size),
             engine: Choice::Uring,
             ..DiskOptions::default()
         };

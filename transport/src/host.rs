@@ -37,8 +37,8 @@ pub struct Refused {
 pub trait Abort: Send + Sync {
     /// Stops the connection's I/O. The connection drops its guard soon after.
     fn abort(&self);
-    /// Whether [`Abort::abort`] has an effect. A read of a disk cannot be stopped.
-    fn can_stop(&self) -> bool {
+    /// Whether the write ends soon after [`Abort::abort`]. A load lasts until its disk answers.
+    fn ends_soon(&self) -> bool {
         true
     }
 }

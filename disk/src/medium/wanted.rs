@@ -128,7 +128,7 @@ impl Wanted {
     }
 
     /// The header, if it is the expected block's.
-    fn header(&self, medium: MediumId, head: &[u8]) -> Result<Header, Wrong> {
+    fn decode_header(&self, medium: MediumId, head: &[u8]) -> Result<Header, Wrong> {
         let header = Header::decode(head).map_err(Wrong::Header)?;
         self.expected.check(&header, medium, self.offset)?;
         Ok(header)
@@ -141,8 +141,9 @@ impl Wanted {
         head: &[u8],
         memory: &Slice,
     ) -> Result<Vec<Checksum>, Wrong> {
-        let header = self.header(medium, head)?;
-        // The sums of the header prove the length: they combine to the block's checksum.
+        let header = self.decode_header(medium, head)?;
+        // `Header::decode` has proved that its sums combine to its checksum, and `check` has compared that with the
+        // block's. So equal sums prove the block.
         let sums = sum_shared(memory).chunks;
         let differs = |(ours, theirs): (&Checksum, &Checksum)| ours != theirs;
         match sums.iter().zip(&header.chunks).position(differs) {
@@ -160,7 +161,7 @@ impl Wanted {
         room: &Room,
         mut proved: impl FnMut(u64, &[u8]),
     ) -> Result<Vec<Checksum>, Wrong> {
-        let header = self.header(medium, &room.head)?;
+        let header = self.decode_header(medium, &room.head)?;
         let first = self.range.start / CHUNK;
         let chunks = room.chunks(self).chunks(Length(CHUNK).as_usize());
         let sums = header.chunks.iter().skip(Length(first).as_usize());

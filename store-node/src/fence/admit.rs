@@ -77,7 +77,7 @@ impl Fence {
         abort: Arc<dyn Abort>,
     ) -> Result<Span, Refused> {
         let span = self.admit_write(proven)?;
-        let toucher = match abort.can_stop() {
+        let toucher = match abort.ends_soon() {
             true => Toucher::Receive { abort },
             false => Toucher::Load,
         };

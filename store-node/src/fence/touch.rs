@@ -1,4 +1,4 @@
-//! The touches of extents: receives, announced writes, and pins.
+//! The touches of extents: receives, loads, announced writes, and pins.
 
 use super::Span;
 use kvpool_transport::host::{Abort, Peer, ProcessIdentity};
@@ -48,7 +48,7 @@ impl fmt::Display for PeerKey {
 pub(super) enum Toucher {
     /// A write over TCP or RDMA, or a copy from another node.
     Receive { abort: Arc<dyn Abort> },
-    /// A load from a medium. It lasts until the disk has answered.
+    /// A load from a medium, until the block is verified or given up.
     Load,
     /// A process that may be writing through its mapping.
     Hold,

@@ -43,26 +43,26 @@ pub(super) struct Order {
 pub(super) struct Arrived {
     order: Box<Order>,
     to: Extent,
-    bytes: Bytes,
+    bytes: Landed,
     health: Arc<Health>,
 }
 
 /// The place of a load's bytes.
 #[derive(Debug)]
-enum Bytes {
+enum Landed {
     /// They are in arena memory.
     InArena(Arrival),
     /// They are in the block's own memory.
-    InPlace(Landing, Arc<Place>),
+    InWriteHook(Landing, Arc<WriteHook>),
 }
 
 /// The guard of the memory into which a disk writes. The memory has it as a hook. So the fence waits until the
 /// kernel no longer uses the memory, even if the request is given up.
-struct Place(Mutex<Option<Box<dyn WriteGuard>>>);
+struct WriteHook(Mutex<Option<Box<dyn WriteGuard>>>);
 
-impl std::fmt::Debug for Place {
+impl std::fmt::Debug for WriteHook {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Place")
+        f.write_str("WriteHook")
     }
 }
 
@@ -87,15 +87,15 @@ impl Target {
 struct LoadTarget {
     target: Target,
     wanted: Wanted,
-    memory: Memory,
+    memory: Destination,
 }
 
 /// The memory that a load fills.
-enum Memory {
+enum Destination {
     /// Memory of the arena.
     Arena(Room),
     /// A buffer for the header, and the block's own memory.
-    Own(Buffer, Slice, Arc<Place>),
+    InPlace(Buffer, Slice, Arc<WriteHook>),
 }
 
 /// The abort of a load does nothing, because no read of a disk can be stopped. The fence waits for its end.
@@ -104,7 +104,7 @@ struct Unstoppable;
 impl Abort for Unstoppable {
     fn abort(&self) {}
 
-    fn can_stop(&self) -> bool {
+    fn ends_soon(&self) -> bool {
         false
     }
 }
@@ -143,7 +143,8 @@ impl Order {
     }
 }
 
-/// Whether a disk can write straight into this extent. Another block is read into the arena, and copied.
+/// Whether a disk can write straight into this extent. Another block is read into the arena, and copied. Segments begin
+/// at the beginning of a page, so the memory of such an extent fits [`Wanted::fits`].
 fn lies_in_granules(to: &Extent) -> bool {
     let whole = |bytes: u64| bytes.is_multiple_of(GRANULE);
     !to.segment.is_on_medium() && whole(to.offset.0) && whole(to.length.0)
@@ -323,8 +324,8 @@ impl Shared {
         });
     }
 
-    /// Prepares a load without waiting for arena memory. With `at_once` it does not overtake others that wait
-    /// for memory.
+    /// Prepares a load without waiting for arena memory, and admits a load in place as a write. With `at_once` it does not
+    /// overtake others that wait for memory. The error is `Full` if the arena has no memory now.
     fn load_target(
         &self,
         order: &Order,
@@ -348,15 +349,15 @@ impl Shared {
                 let header = header.ok_or(Code::Full)?;
                 let guard = self.admit(order, to)?;
                 let memory = guard.parts().first().cloned().ok_or(Code::Internal)?;
-                let place = Arc::new(Place(Mutex::new(Some(guard))));
-                Memory::Own(header, memory.with_hook(place.clone()), place)
+                let place = Arc::new(WriteHook(Mutex::new(Some(guard))));
+                Destination::InPlace(header, memory.with_hook(place.clone()), place)
             }
             false => {
                 let room = match at_once {
                     true => wanted.take(&self.arena, None),
                     false => wanted.take_first(&self.arena),
                 };
-                Memory::Arena(room.ok_or(Code::Full)?)
+                Destination::Arena(room.ok_or(Code::Full)?)
             }
         };
         Ok(LoadTarget {
@@ -390,12 +391,12 @@ impl Shared {
             shared.push(super::Job::Arrived(Box::new(arrived)));
         };
         match memory {
-            Memory::Arena(room) => {
-                medium.load(wanted, room, |arrival| arrived(Bytes::InArena(arrival)));
+            Destination::Arena(room) => {
+                medium.load(wanted, room, |arrival| arrived(Landed::InArena(arrival)));
             }
-            Memory::Own(header, memory, place) => {
+            Destination::InPlace(header, memory, place) => {
                 medium.load_into(wanted, header, memory, |landing| {
-                    arrived(Bytes::InPlace(landing, place));
+                    arrived(Landed::InWriteHook(landing, place));
                 });
             }
         }
@@ -427,7 +428,7 @@ impl Shared {
             }
         };
         let written = match bytes {
-            Bytes::InArena(arrival) if to.segment.is_on_medium() => {
+            Landed::InArena(arrival) if to.segment.is_on_medium() => {
                 let moved = match arrival.verify() {
                     Ok(loaded) => {
                         health.note(Ok(()));
@@ -440,8 +441,8 @@ impl Shared {
                 }
                 return;
             }
-            Bytes::InArena(arrival) => self.write(&order, to, arrival),
-            Bytes::InPlace(landing, place) => self.prove(&order, to, landing, &place),
+            Landed::InArena(arrival) => self.write(&order, to, arrival),
+            Landed::InWriteHook(landing, place) => self.prove(&order, to, landing, &place),
         };
         let code = written.inspect(|_| health.note(Ok(())));
         self.end(&order, code.unwrap_or_else(|wrong| noted(&wrong)));
@@ -453,8 +454,9 @@ impl Shared {
         order: &Order,
         to: Extent,
         landing: Landing,
-        place: &Place,
+        place: &WriteHook,
     ) -> Result<Code, Wrong> {
+        // After an error the kernel may still use the memory, whose hook keeps the guard.
         let chunks = landing.verify()?;
         let guard = place.0.lock().take();
         let code = guard.map_or(Code::Internal, |guard| guard.finish(chunks));

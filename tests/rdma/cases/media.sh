@@ -8,5 +8,5 @@
 
 modprobe brd rd_nr=2 rd_size=131072
 within 10 [ -b /dev/ram1 ] || skip "this kernel has no disks in memory"
-media 3 total=67108864 transports=rdma disk=/dev/ram0 raw=/dev/ram1 > /tmp/media 2>&1 || { cat /tmp/media; fail "media ended with $?"; }
+media 3 total=67108864 transports=rdma medium=/dev/ram0 plain=/dev/ram1 > /tmp/media 2>&1 || { cat /tmp/media; fail "media ended with $?"; }
 while read -r line; do say "$line"; done < /tmp/media

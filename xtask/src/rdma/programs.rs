@@ -154,7 +154,7 @@ fn built(command: &[&str], directory: &str, target: &str) -> Result<PathBuf> {
     let path = messages
         .lines()
         .find_map(|line| executable(line, directory, target));
-    path.context("cargo has built it, but names no binary")
+    path.with_context(|| format!("cargo has built {target}, but names no binary"))
 }
 
 /// The binary that one of cargo's messages is about, if it is that of the test of the package in

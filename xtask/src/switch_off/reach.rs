@@ -264,6 +264,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "an attachment of a medium has a deadline",
             "a superblock is read again when no request is in flight",
             "the end of a medium reads nothing again",
+            "memory that the kernel may still write keeps its guard",
             "a read of superblocks has a deadline",
         ],
     ),

@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 #[derive(Debug)]
 pub(super) struct OpenLoad {
     /// The ticket of its transfer. The next load of the same copy has another one.
-    pub(super) serial: u64,
+    pub(super) ticket: u64,
     /// The extent in memory that the block is loaded to.
     pub(super) to: Replica,
     pub(super) length: Length,
@@ -31,9 +31,9 @@ pub(super) struct OpenLoad {
 }
 
 impl OpenLoad {
-    pub(super) fn new(serial: u64, to: Replica, length: Length) -> Self {
+    pub(super) fn new(ticket: u64, to: Replica, length: Length) -> Self {
         Self {
-            serial,
+            ticket,
             to,
             length,
             awaiters: SmallVec::new(),
@@ -96,8 +96,8 @@ impl Awaited {
 
     /// Counts the end of a load.
     fn one_ended(&self) {
-        // A load of a medium that became unreadable ends too, but the lookup no longer counts it. The lookup is then
-        // woken early, and counts its loads again.
+        // A load of a medium that became unreadable ends too, but the lookup no longer counts it. The same holds for a
+        // load that left the table just before the count was set. The lookup is then woken early, and counts again.
         let less = |left: usize| Some(left.saturating_sub(1));
         let before = self
             .left

@@ -76,7 +76,7 @@ struct Wanted {
     copy: BlockId,
     block: Moved,
     at: Replica,
-    /// The serial of its load that was seen in progress.
+    /// The ticket of its load that was seen in progress.
     seen: Option<u64>,
     /// The last use of the copy if its load is no use of it.
     used: Option<Tick>,
@@ -106,7 +106,7 @@ impl WantedRoom {
 /// The outcome of an attempt to begin a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Begun {
-    /// The load with this serial is in progress.
+    /// The load with this ticket is in progress.
     Goes(u64),
     /// The load was in progress and has ended.
     Ended,
@@ -492,8 +492,8 @@ impl Pool {
             .iter_mut()
             .map(|one| {
                 let begun = self.begin_load(one, window, &segments, &mut traffic, &mut orders);
-                if let Begun::Goes(serial) = begun {
-                    one.seen = Some(serial);
+                if let Begun::Goes(ticket) = begun {
+                    one.seen = Some(ticket);
                 }
                 begun
             })
@@ -541,13 +541,13 @@ impl Pool {
             return Begun::Unreadable;
         };
         let going = traffic.loading.get(&(*copy, block.version));
-        let going = going.map(|load| load.serial);
+        let going = going.map(|load| load.ticket);
         // After the end of the load that was seen, another lookup may have begun the next one.
         if seen.is_some() && going != *seen {
             return Begun::Ended;
         }
-        if let Some(serial) = going {
-            return Begun::Goes(serial);
+        if let Some(ticket) = going {
+            return Begun::Goes(ticket);
         }
         // The log would refuse the record of the loaded block, so memory would have made room in vain.
         if !self.takes_records() {
@@ -609,9 +609,9 @@ impl Pool {
             _hold: hold,
         };
         let order = traffic.enter(&medium, transfer, order);
-        let serial = order.ticket;
+        let ticket = order.ticket;
         orders.push(&node, order);
-        Begun::Goes(serial)
+        Begun::Goes(ticket)
     }
 }
 
