@@ -15,8 +15,8 @@
 //!   expected block's, at this offset of this medium. Every chunk has its checksum. The checksums of all
 //!   chunks combine to the block's checksum, which the master names. So a range of a block is proved as well
 //!   as the whole block.
-//! - [`Medium::load_into`] reads a whole block straight into the memory where it will lie. [`Landing::verify`] proves it
-//!   there.
+//! - [`Medium::load_into`] reads a whole block straight into the memory where it will lie.
+//!   [`Landing::verify`] proves it there.
 //! - [`Scan`] reports the extents in a zone.
 //!
 //! ```text

@@ -50,8 +50,8 @@ impl ScatterList {
         }
     }
 
-    /// The list for the kernel, and its length. It is valid until this value moves. The kernel reads less of a list that
-    /// is too long for one call.
+    /// The list for the kernel, and its length. It is valid until this value moves. If the list is too long for
+    /// one call, the kernel reads less.
     pub(crate) fn list(&self) -> (*const libc::iovec, u32) {
         let rest = self.parts.get(self.first..).unwrap_or_default();
         let count = u32::try_from(rest.len()).unwrap_or_default();

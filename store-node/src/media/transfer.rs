@@ -324,8 +324,8 @@ impl Shared {
         });
     }
 
-    /// Prepares a load without waiting for arena memory, and admits a load in place as a write. With `at_once` it does not
-    /// overtake others that wait for memory. The error is `Full` if the arena has no memory now.
+    /// Prepares a load without waiting for arena memory, and admits a load in place as a write. With `at_once`
+    /// it does not overtake others that wait for memory. The error is `Full` if the arena has no memory now.
     fn load_target(
         &self,
         order: &Order,
