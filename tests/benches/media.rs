@@ -13,8 +13,8 @@
 //! - `one`: the median latency of a single get of a block on the disk.
 //!
 //! Both files were written once before, as those of a disk in use: the first write of a range costs the
-//! filesystem more. Devices were not written. The processes that read from shared memory fill their page tables before. The memory that
-//! gets the blocks has its pages before.
+//! filesystem more. Devices were not written. The processes that read from shared memory fill their page
+//! tables before. The memory that gets the blocks has its pages before.
 //! It prints the medians over the rounds, of the rates and of the ratios.
 
 use anyhow::Context;
