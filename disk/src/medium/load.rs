@@ -1,6 +1,7 @@
 //! Loads one block, or a range of it. The load returns only bytes that the checksums prove.
 
 use super::error::{Invalid, Wrong};
+use super::flights::Flight;
 use super::wanted::{Room, Wanted};
 use super::{Medium, Shared};
 use crate::{Buffer, Completion, IoError, Op, Request};
@@ -130,12 +131,11 @@ impl Medium {
     /// Reads bytes of a block. `done` is called once: on this thread if nothing was read, else on the
     /// engine's thread. `room` must come from `wanted`; the load fails otherwise.
     pub fn load(&self, wanted: Wanted, room: Room, done: impl FnOnce(Arrival) + Send + 'static) {
-        let placed = self.shared.place(wanted.offset, wanted.expected.length);
-        let begun = placed.and_then(|_| self.shared.flights.begin().ok_or(Invalid::Detached));
+        let begun = self.begin(&wanted);
         let shared = Arc::clone(&self.shared);
         let wanted = Arc::new(wanted);
         let flight = match begun {
-            Ok(flight) => flight,
+            Ok((_, flight)) => flight,
             Err(invalid) => {
                 let read = Err(Wrong::Invalid(invalid));
                 return done(Arrival {
@@ -201,10 +201,10 @@ impl Medium {
         let length = wanted.expected.length;
         let shared = Arc::clone(&self.shared);
         let is_right = wanted.fits(&memory) && header.len() as u64 == wanted.header;
-        let begun = shared
-            .place(wanted.offset, length)
-            .and_then(|range| is_right.then_some(range).ok_or(Invalid::Length(length)))
-            .and_then(|range| Ok((range, shared.flights.begin().ok_or(Invalid::Detached)?)));
+        let begun = match is_right {
+            true => self.begin(&wanted),
+            false => Err(Invalid::Length(length)),
+        };
         let (range, flight) = match begun {
             Ok(begun) => begun,
             Err(invalid) => {
@@ -239,6 +239,15 @@ impl Medium {
             offset,
             done: Box::new(finished),
         });
+    }
+}
+
+impl Medium {
+    /// The range of the block's extent, and the flight of its load.
+    fn begin(&self, wanted: &Wanted) -> Result<(Range<u64>, Flight), Invalid> {
+        let range = self.shared.place(wanted.offset, wanted.expected.length)?;
+        let flight = self.shared.flights.begin().ok_or(Invalid::Detached)?;
+        Ok((range, flight))
     }
 }
 

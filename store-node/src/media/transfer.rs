@@ -53,7 +53,7 @@ enum Landed {
     /// They are in arena memory.
     InArena(Arrival),
     /// They are in the block's own memory.
-    InWriteHook(Landing, Arc<WriteHook>),
+    InPlace(Landing, Arc<WriteHook>),
 }
 
 /// The guard of the memory into which a disk writes. The memory has it as a hook. So the fence waits until the
@@ -349,8 +349,8 @@ impl Shared {
                 let header = header.ok_or(Code::Full)?;
                 let guard = self.admit(order, to)?;
                 let memory = guard.parts().first().cloned().ok_or(Code::Internal)?;
-                let place = Arc::new(WriteHook(Mutex::new(Some(guard))));
-                Destination::InPlace(header, memory.with_hook(place.clone()), place)
+                let hook = Arc::new(WriteHook(Mutex::new(Some(guard))));
+                Destination::InPlace(header, memory.with_hook(hook.clone()), hook)
             }
             false => {
                 let room = match at_once {
@@ -394,9 +394,9 @@ impl Shared {
             Destination::Arena(room) => {
                 medium.load(wanted, room, |arrival| arrived(Landed::InArena(arrival)));
             }
-            Destination::InPlace(header, memory, place) => {
+            Destination::InPlace(header, memory, hook) => {
                 medium.load_into(wanted, header, memory, |landing| {
-                    arrived(Landed::InWriteHook(landing, place));
+                    arrived(Landed::InPlace(landing, hook));
                 });
             }
         }
@@ -442,7 +442,7 @@ impl Shared {
                 return;
             }
             Landed::InArena(arrival) => self.write(&order, to, arrival),
-            Landed::InWriteHook(landing, place) => self.prove(&order, to, landing, &place),
+            Landed::InPlace(landing, hook) => self.prove(&order, to, landing, &hook),
         };
         let code = written.inspect(|_| health.note(Ok(())));
         self.end(&order, code.unwrap_or_else(|wrong| noted(&wrong)));
@@ -454,11 +454,11 @@ impl Shared {
         order: &Order,
         to: Extent,
         landing: Landing,
-        place: &WriteHook,
+        hook: &WriteHook,
     ) -> Result<Code, Wrong> {
         // After an error the kernel may still use the memory, whose hook keeps the guard.
         let chunks = landing.verify()?;
-        let guard = place.0.lock().take();
+        let guard = hook.0.lock().take();
         let code = guard.map_or(Code::Internal, |guard| guard.finish(chunks));
         self.note_load(order, to, code);
         Ok(code)

@@ -146,7 +146,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         invariant: 3,
         what: "memory that the kernel may still write keeps its guard",
         file: "store-node/src/media/transfer.rs",
-        on: "memory.with_hook(place.clone())",
+        on: "memory.with_hook(hook.clone())",
         off: "memory",
         package: "kvpool-store-node",
         test: "an_extent_that_the_kernel_may_still_write_is_never_fenced",
