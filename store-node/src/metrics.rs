@@ -40,6 +40,7 @@ pub(crate) struct Metrics {
     pub(crate) heartbeats: IntCounter,
     media_stored_bytes: IntCounter,
     media_loaded_bytes: IntCounter,
+    media_loaded_in_place_bytes: IntCounter,
     media_wrong: IntCounterVec,
     pulled_bytes: IntCounter,
     pub(crate) fenced: IntCounter,
@@ -85,6 +86,10 @@ impl Metrics {
                 "media_loaded_bytes_total",
                 "Bytes of blocks that came back from media.",
             )?,
+            media_loaded_in_place_bytes: IntCounter::new(
+                "media_loaded_in_place_bytes_total",
+                "Bytes of blocks that a disk wrote straight into their memory.",
+            )?,
             pulled_bytes: IntCounter::new(
                 "pulled_bytes_total",
                 "Bytes of blocks copied from other nodes.",
@@ -108,7 +113,7 @@ impl Metrics {
             )?,
             registry,
         };
-        let collectors: [Box<dyn Collector>; 15] = [
+        let collectors: [Box<dyn Collector>; 16] = [
             Box::new(metrics.read_bytes.clone()),
             Box::new(metrics.written_bytes.clone()),
             Box::new(metrics.refused.clone()),
@@ -119,6 +124,7 @@ impl Metrics {
             Box::new(metrics.heartbeats.clone()),
             Box::new(metrics.media_stored_bytes.clone()),
             Box::new(metrics.media_loaded_bytes.clone()),
+            Box::new(metrics.media_loaded_in_place_bytes.clone()),
             Box::new(metrics.media_wrong.clone()),
             Box::new(metrics.pulled_bytes.clone()),
             Box::new(metrics.fenced.clone()),
@@ -186,8 +192,11 @@ impl Metrics {
         self.media_stored_bytes.inc_by(length.0);
     }
 
-    pub(crate) fn media_loaded(&self, length: Length) {
+    pub(crate) fn media_loaded(&self, length: Length, in_place: bool) {
         self.media_loaded_bytes.inc_by(length.0);
+        if in_place {
+            self.media_loaded_in_place_bytes.inc_by(length.0);
+        }
     }
 
     pub(crate) fn media_wrong(&self, kind: &str) {

@@ -7,16 +7,24 @@
 //!
 //! Nodes cover the segment without gaps. So a node's length is the distance to the next node and is
 //! not stored. Two free nodes are never neighbours. Lengths are rounded up to [`GRANULE`].
+//!
+//! An extent of whole pages begins at a page if the chosen range has room for that. A disk can then write
+//! straight into it.
 
 use super::ledger::Ledger;
 use crate::replica::{BlockId, ExtentIndex};
 use crate::slab::{NONE, Slab, Slot};
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Length, Offset};
+use kvpool_types::{Length, Offset, medium};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The unit of offsets and lengths, in bytes: a cache line.
 pub const GRANULE: u64 = 64;
+
+/// The granules of a page, the unit in which disks read.
+const PAGE: u64 = medium::GRANULE / GRANULE;
+/// How many free ranges are tried for a page's beginning.
+const MOST_TRIED: usize = 8;
 
 /// The largest segment that the packed offsets can address.
 const MAX_GRANULES: u64 = (1 << 48) - 1;
@@ -188,12 +196,27 @@ impl Extents {
 
     /// Allocates from the shortest free range that `length` bytes fit into; among equals, the
     /// first. `None` when no range is long enough, or for zero bytes.
+    ///
+    /// Whole pages begin at a page, in the shortest range that allows it. If the first
+    /// [`MOST_TRIED`] ranges do not allow it, they begin in the shortest range that they fit into.
     pub fn allocate(&mut self, length: Length) -> Option<(ExtentIndex, Offset)> {
         let wanted = granules(length);
         if wanted == 0 {
             return None;
         }
-        let &(_, start, node) = self.free_by_length.range((wanted, 0, 0)..).next()?;
+        let unit = match length.0.is_multiple_of(medium::GRANULE) {
+            true => PAGE,
+            false => 1,
+        };
+        let mut fitting = self.free_by_length.range((wanted, 0, 0)..).copied();
+        let tightest = fitting.next()?;
+        let tried = std::iter::once(tightest).chain(fitting).take(MOST_TRIED);
+        let aligned = tried.map(|(span, start, node)| {
+            let first = start.next_multiple_of(unit);
+            (start + span >= first + wanted).then_some((first, node))
+        });
+        let (_, start, node) = tightest;
+        let (start, node) = aligned.flatten().next().unwrap_or((start, node));
         let node = self.carve(node, start, wanted);
         Some((ExtentIndex(node), Offset(start * GRANULE)))
     }

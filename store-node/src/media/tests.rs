@@ -195,6 +195,14 @@ impl Rig {
         }
         begun.elapsed()
     }
+
+    /// The value of a counter of the node.
+    fn counted(&self, name: &str) -> f64 {
+        let families = self.media.shared.store.metrics().registry().gather();
+        let name = format!("kvpool_node_{name}_total");
+        let family = families.iter().find(|family| family.get_name() == name);
+        family.unwrap().get_metric()[0].get_counter().get_value()
+    }
 }
 
 #[test]
@@ -207,6 +215,8 @@ fn loads_that_wait_for_room_get_it_from_those_that_have_arrived() {
         length: Length(LENGTH),
     });
     assert!(took < SOON, "{took:?}");
+    assert_eq!(rig.counted("media_loaded_bytes"), (12 * LENGTH) as f64);
+    assert_eq!(rig.counted("media_loaded_in_place_bytes"), 0.0);
 }
 
 fn in_memory(number: u64) -> Extent {
@@ -224,6 +234,8 @@ fn a_load_in_place_needs_arena_memory_for_its_header_only() {
     let _held = arena.take(arena.size() - 12 * GRANULE).unwrap();
     let took = rig.transfer_all(Code::Ok, in_memory);
     assert!(took < SOON, "{took:?}");
+    assert_eq!(rig.counted("media_loaded_bytes"), (12 * LENGTH) as f64);
+    assert_eq!(rig.counted("media_loaded_in_place_bytes"), (12 * LENGTH) as f64);
     for (number, (_, checksum)) in (1..).zip(&rig.blocks) {
         let store = &rig.media.shared.store;
         assert!(store.verify(&in_memory(number), *checksum));

@@ -460,15 +460,15 @@ impl Shared {
         let chunks = landing.verify()?;
         let guard = hook.0.lock().take();
         let code = guard.map_or(Code::Internal, |guard| guard.finish(chunks));
-        self.note_load(order, to, code);
+        self.note_load(order, to, code, true);
         Ok(code)
     }
 
-    fn note_load(&self, order: &Order, to: Extent, code: Code) {
+    fn note_load(&self, order: &Order, to: Extent, code: Code, in_place: bool) {
         if code == Code::Ok {
             let (grant, version) = (order.order.grant_id, order.order.version);
             self.store.is_load_of(&to, GrantId(grant), Version(version));
-            self.store.metrics().media_loaded(to.length);
+            self.store.metrics().media_loaded(to.length, in_place);
         }
     }
 
@@ -498,7 +498,7 @@ impl Shared {
         };
         let chunks = arrival.deliver(|from, chunk| guard.write_at(Offset(from), chunk))?;
         let code = guard.finish(chunks);
-        self.note_load(order, to, code);
+        self.note_load(order, to, code, false);
         Ok(code)
     }
 

@@ -17,6 +17,7 @@ enum Step {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         3 => (1..SIZE / 4).prop_map(Step::Allocate),
+        2 => (1..SIZE / 4 / medium::GRANULE).prop_map(|pages| Step::Allocate(pages * medium::GRANULE)),
         1 => (0..SIZE / GRANULE, 1..SIZE / 8).prop_map(|(at, length)| Step::At(at * GRANULE, length)),
         1 => (0..SIZE, 1..SIZE / 8).prop_map(|(at, length)| Step::FreeIn(at, length)),
         3 => any::<usize>().prop_map(Step::Free),
@@ -162,6 +163,23 @@ proptest! {
         prop_assert_eq!(free_map(&first), free_map(&second));
         prop_assert_eq!(first.used(), second.used());
     }
+}
+
+/// A disk writes straight into whole pages.
+#[test]
+fn whole_pages_begin_at_a_page_if_a_free_range_has_room_for_that() {
+    let mut extents = Extents::new(Length(64 << 10));
+    let mut place = |length| extents.allocate(Length(length)).map(|(_, at)| at.0);
+    assert_eq!(place(100), Some(0));
+    assert_eq!(place(8192), Some(4096), "not behind the odd block");
+    assert_eq!(place(640), Some(128), "the gap takes what fits");
+    assert_eq!(place(48 << 10), Some(12 << 10));
+    assert_eq!(place(4096), Some(60 << 10));
+    // One granule short of two pages.
+    let mut extents = Extents::new(Length(8192 - GRANULE));
+    let mut place = |length| extents.allocate(Length(length)).map(|(_, at)| at.0);
+    assert_eq!(place(GRANULE), Some(0));
+    assert_eq!(place(4096), Some(GRANULE), "better there than nowhere");
 }
 
 #[test]

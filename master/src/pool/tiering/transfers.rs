@@ -553,12 +553,12 @@ impl Pool {
             _ => moved.stays(leaving),
         }
         let Some(published) = published else { return };
-        self.end_hold(namespace, &key, version);
-        self.load_succeeded(&transfer);
         let Some(id) = published.id else {
             self.give_up_transfer(transfer);
             return;
         };
+        self.end_hold(namespace, &key, version);
+        self.load_succeeded(&transfer);
         let is_there = {
             let segments = self.placement.segments();
             segments.set_owners(std::iter::once((&to, id)));
