@@ -200,7 +200,7 @@ impl Rig {
     fn counted(&self, name: &str) -> f64 {
         let families = self.media.shared.store.metrics().registry().gather();
         let name = format!("kvpool_node_{name}_total");
-        let family = families.iter().find(|family| family.get_name() == name);
+        let family = families.iter().find(|family| family.name() == name);
         family.unwrap().get_metric()[0].get_counter().get_value()
     }
 }
