@@ -47,12 +47,13 @@ impl Options {
 /// A pool of real processes in its own directory. Dropping it kills them.
 #[derive(Debug)]
 pub struct Cluster {
-    directory: TempDir,
     options: Options,
     /// The master.
     pub master: Daemon,
     /// The store nodes, named node-0 and so on.
     pub nodes: Vec<Daemon>,
+    // Declared after the daemons: a running one could make a file during the removal.
+    directory: TempDir,
 }
 
 impl Cluster {
@@ -61,10 +62,10 @@ impl Cluster {
         let directory = TempDir::with_prefix("kvpool-test-")?;
         let master = start_master(directory.path(), &options, "127.0.0.1:0")?;
         let mut cluster = Self {
-            directory,
             options,
             master,
             nodes: Vec::new(),
+            directory,
         };
         for _ in 0..cluster.options.nodes {
             cluster.add_node()?;

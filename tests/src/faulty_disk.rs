@@ -18,6 +18,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 use trap::Held;
@@ -135,6 +136,10 @@ impl Drop for FaultyDisk {
         self.set(Fault::None);
         if let Some(session) = self.session.take() {
             drop(session);
+            // The kernel may close the files of a killed daemon's io_uring only after the daemon has ended. Until then
+            // it refuses the session's unmount. Where that unmount succeeded, this one finds no mount.
+            let mut unmount = Command::new("umount");
+            let _or_no_mount = unmount.arg("-l").arg(self.mount.path()).output();
         }
     }
 }

@@ -7,8 +7,9 @@ use kvpool_auth::now;
 use kvpool_tls::testing::{Authority, Life, Pair};
 use parking_lot::Mutex;
 use serde_json::json;
+use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, Weak};
 use tempfile::TempDir;
 
 /// The certificates of one test binary. Every client and request of this process trusts them.
@@ -24,22 +25,37 @@ pub struct World {
     pub client: Pair,
 }
 
-/// The certificates of this process, which the first call makes.
-pub fn world() -> &'static World {
-    static WORLD: OnceLock<World> = OnceLock::new();
-    WORLD.get_or_init(|| {
+impl World {
+    fn new() -> Self {
         let directory = TempDir::with_prefix("kvpool-tls-").expect("a directory");
         let authority = Authority::new(directory.path(), "authority");
         let daemon = authority.sign("daemon", Life::Valid);
         let client = authority.sign("client", Life::Valid);
         trust::trust(authority.client(Some(&client)));
-        World {
+        Self {
             directory,
             authority,
             daemon,
             client,
         }
-    })
+    }
+}
+
+/// The certificates of this process. They last until every thread that has called this function has ended, so call it
+/// on the thread of the test.
+pub fn world() -> Arc<World> {
+    static WORLD: Mutex<Weak<World>> = Mutex::new(Weak::new());
+    thread_local! {
+        // A static of the process is never dropped, and would leave the directory behind.
+        static HELD: OnceCell<Arc<World>> = const { OnceCell::new() };
+    }
+    let shared = || {
+        let mut known = WORLD.lock();
+        let world = known.upgrade().unwrap_or_else(|| Arc::new(World::new()));
+        *known = Arc::downgrade(&world);
+        world
+    };
+    HELD.with(|held| Arc::clone(held.get_or_init(shared)))
 }
 
 /// The flags of a daemon with `pair`, followed by `more`.

@@ -4,12 +4,13 @@
 use kvpool_client::ClientFiles;
 use kvpool_tls::rustls::{ClientConnection, StreamOwned};
 use kvpool_tls::{ALPN_HTTP, ClientTls};
+use parking_lot::Mutex;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-static TRUSTED: OnceLock<ClientFiles> = OnceLock::new();
+static TRUSTED: Mutex<Option<ClientFiles>> = Mutex::new(None);
 static SHOWN: OnceLock<PathBuf> = OnceLock::new();
 
 /// A stream that speaks HTTP.
@@ -17,10 +18,9 @@ pub(crate) trait Stream: Read + Write {}
 
 impl<S: Read + Write> Stream for S {}
 
-/// Makes every later client and request of this process use TLS with these files. Only the first
-/// call has an effect.
+/// Makes every later client and request of this process use TLS with these files.
 pub fn trust(files: ClientFiles) {
-    let _already = TRUSTED.set(files);
+    *TRUSTED.lock() = Some(files);
 }
 
 /// Makes every later client and request of this process present the token in `file`. Only the first
@@ -45,14 +45,14 @@ pub(crate) fn authorization() -> anyhow::Result<String> {
 
 /// The files that clients trust; empty before a call of [`trust`].
 pub fn trusted() -> ClientFiles {
-    TRUSTED.get().cloned().unwrap_or_default()
+    TRUSTED.lock().clone().unwrap_or_default()
 }
 
 /// The scheme of the masters' addresses.
 pub fn scheme() -> &'static str {
-    match TRUSTED.get() {
-        Some(_) => "https://",
-        None => "http://",
+    match TRUSTED.lock().is_some() {
+        true => "https://",
+        false => "http://",
     }
 }
 

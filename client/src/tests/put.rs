@@ -456,10 +456,11 @@ async fn a_commit_whose_answer_stays_lost_claims_nothing() {
     // A second reserve cannot tell either, because another client is writing the key by then.
     refuse_commits(&pool.master, usize::MAX, Code::Ok);
     pool.master.always("commit", Fault::AnswerLost);
-    let (master, held) = (Arc::clone(&pool.master), AtomicUsize::new(0));
+    // The master has the closure. A counted reference would keep both, and the pool's directory, for ever.
+    let (master, held) = (Arc::downgrade(&pool.master), AtomicUsize::new(0));
     pool.master.on_answer("commit", move |_: &mut Outcomes| {
         if held.fetch_add(1, Relaxed) == 0 {
-            let master = Arc::clone(&master);
+            let master = master.upgrade().unwrap();
             tokio::spawn(async move { master.hold("a").await });
         }
     });

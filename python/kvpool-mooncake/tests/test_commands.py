@@ -41,9 +41,11 @@ class Command:
         program = shutil.which(name)
         assert program, f"{name} is not on the path"
         self.log = log
+        # A killed command leaves its scratch directory, so that lies in the test's own.
+        env = {**os.environ, "TMPDIR": str(log.parent)}
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                [program, *args], stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=log.parent
+                [program, *args], stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=log.parent, env=env
             )
 
     def printed(self) -> str:

@@ -1,18 +1,20 @@
 //! Every case of TCP once more, with TLS.
 
 use kvpool_tls::testing::{Authority, Life, Pair};
-use kvpool_tls::{ClientAuth, ClientTls, ServerFiles, ServerTls, Version};
+use kvpool_tls::{ClientAuth, ClientFiles, ClientTls, ServerFiles, ServerTls, Version};
 use kvpool_transport::tcp::{ConnectOptions, connect_with};
 use kvpool_transport::{DataTls, Link, TransferError};
 use kvpool_types::wire::data::{Hello, HelloReply};
 use std::cell::Cell;
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Instant;
 use tempfile::TempDir;
 
 thread_local! {
     static IS_ON: Cell<bool> = const { Cell::new(false) };
+    // Each test has a thread. The end of the thread drops the directory; a static of the process is never dropped.
+    static WORLD: World = World::new();
 }
 
 /// Runs a case whose servers and links of TCP speak TLS.
@@ -28,37 +30,42 @@ struct World {
     pair: Pair,
 }
 
-fn world() -> &'static World {
-    static WORLD: OnceLock<World> = OnceLock::new();
-    WORLD.get_or_init(|| {
+impl World {
+    fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let authority = Authority::new(directory.path(), "authority");
         let pair = authority.sign("pair", Life::Valid);
-        World {
+        Self {
             _directory: directory,
             authority,
             pair,
         }
-    })
+    }
+
+    fn server(&self) -> ServerFiles {
+        ServerFiles {
+            cert: self.pair.cert.clone(),
+            key: self.pair.key.clone(),
+            client_ca: Some(self.authority.ca.clone()),
+            client_auth: ClientAuth::All,
+            min_version: Version::Tls13,
+        }
+    }
+
+    fn client(&self) -> ClientFiles {
+        self.authority.client(Some(&self.pair))
+    }
 }
 
 /// The server's side, if it is on.
 pub(crate) fn server() -> Option<ServerTls> {
-    let world = IS_ON.get().then(world)?;
-    let files = ServerFiles {
-        cert: world.pair.cert.clone(),
-        key: world.pair.key.clone(),
-        client_ca: Some(world.authority.ca.clone()),
-        client_auth: ClientAuth::All,
-        min_version: Version::Tls13,
-    };
+    let files = IS_ON.get().then(|| WORLD.with(World::server))?;
     Some(ServerTls::open(files).unwrap())
 }
 
 /// The client's side, if it is on.
 pub(crate) fn client(address: SocketAddr) -> Option<DataTls> {
-    let world = IS_ON.get().then(world)?;
-    let files = world.authority.client(Some(&world.pair));
+    let files = IS_ON.get().then(|| WORLD.with(World::client))?;
     let tls = ClientTls::open(&files).unwrap();
     let address = format!("tls://{address}");
     DataTls::of(&address, tls.as_ref()).unwrap().1
