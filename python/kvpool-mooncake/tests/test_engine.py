@@ -269,6 +269,18 @@ def test_a_stopped_peer_costs_no_more_than_the_deadline(monkeypatch, peer) -> No
     engine.close()
 
 
+def test_a_stopped_peer_that_was_never_reached_costs_the_deadline(monkeypatch, peer) -> None:
+    """The kernel would round a socket's timeout of 3 s up by as much as a quarter of a second."""
+    engine = started(monkeypatch, KVPOOL_ENGINE_TIMEOUT="3")
+    here = local(engine, 4096)
+    peer.process.send_signal(signal.SIGSTOP)
+    for _ in range(2):
+        begun = time.monotonic()
+        assert engine.transfer_sync_write(peer.session, here, 4096, 16) == -1
+        assert 2.9 < time.monotonic() - begun < 3.15
+    engine.close()
+
+
 def test_a_peer_that_dies_in_the_middle_fails_the_transfer(engine, peer) -> None:
     length = 256 * MIB
     there, here = peer.buffer(length, 1), engine.allocate_managed_buffer(length)
