@@ -310,6 +310,30 @@ def test_closing_in_the_middle_of_a_transfer_takes_no_memory_away(monkeypatch, p
     assert peer("send_probe", peer.session) == 0
 
 
+def test_other_threads_run_while_an_engine_is_closed_and_its_last_call_ends(monkeypatch, peer) -> None:
+    engine = started(monkeypatch, KVPOOL_ENGINE_TIMEOUT="4")
+    length = 64 * MIB
+    there, here = peer.buffer(length, 1), local(engine, length, 2)
+    peer.process.send_signal(signal.SIGSTOP)
+    codes: list[int] = []
+
+    def write() -> None:
+        codes.append(engine.transfer_sync_write(peer.session, here, there, length))
+
+    # The write outlasts the 2 s that the end of the session waits for it. So the write ends the session.
+    calls = [threading.Thread(target=write), threading.Thread(target=engine.close)]
+    longest, last = 0.0, time.monotonic()
+    for call in calls:
+        call.start()
+        time.sleep(0.2)
+    while any(call.is_alive() for call in calls):
+        time.sleep(0.001)
+        now = time.monotonic()
+        longest, last = max(longest, now - last), now
+    # With the interpreter's lock held, this thread would have stood still for as long as a call waits.
+    assert codes == [-1] and longest < 1
+
+
 def test_both_sides_write_to_each_other_from_eight_threads(engine, peer) -> None:
     size, threads, rounds = MIB, 8, 6
     there, here = peer.buffer(size * threads, 1), engine.allocate_managed_buffer(size * threads)
