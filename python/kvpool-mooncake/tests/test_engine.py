@@ -158,6 +158,20 @@ def test_memory_that_is_not_registered_is_not_touched(engine, peer) -> None:
     assert peer("digest", there, length) == sha(pattern(length, 1))
 
 
+def test_a_refused_range_is_logged_with_the_nearest_registered_range(engine, peer, caplog) -> None:
+    there, here = peer.buffer(MIB, 1), local(engine, MIB, 2)
+    outside = there + MIB - 8
+    for transfer in (engine.transfer_sync_write, engine.transfer_sync_read):
+        caplog.clear()
+        assert transfer(peer.session, here, outside, 16) == -1
+        assert f"16 bytes at {outside:#x}" in caplog.text
+        assert f"{MIB} bytes at {there:#x}" in caplog.text
+    assert peer("unregister_memory", there) == 0
+    caplog.clear()
+    assert engine.transfer_sync_read(peer.session, here, there, 16) == -1
+    assert f"16 bytes at {there:#x}" in caplog.text and "registered no memory" in caplog.text
+
+
 def test_unregistered_memory_is_refused_at_once(engine, peer) -> None:
     there, here = peer.buffer(MIB, 1), local(engine, MIB, 2)
     assert engine.transfer_sync_write(peer.session, here, there, 4096) == 0
