@@ -578,8 +578,12 @@ def test_initialize_returns_whether_the_session_runs(caplog, monkeypatch) -> Non
         taken.listen()
         name = f"127.0.0.1:{taken.getsockname()[1]}"
         second = TransferEngine()
+        caplog.clear()
         assert second.initialize(name, "P2PHANDSHAKE", "tcp", "") == 0
         assert second.get_session_id() != name
+        said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert len(said) == 1 and second.get_session_id() in said[0]
+        assert f"port {taken.getsockname()[1]} cannot be used" in said[0]
         # A caller that names a loopback address wants no connections from other hosts, whatever the port is.
         with socket.socket() as outside:
             assert outside.connect_ex(("127.0.0.2", second.get_rpc_port())) != 0
@@ -594,6 +598,27 @@ def test_initialize_returns_whether_the_session_runs(caplog, monkeypatch) -> Non
     third.close()
     monkeypatch.setenv("KVPOOL_ENGINE_TIMEOUT", "never")
     assert TransferEngine().initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == -1
+
+
+def test_a_free_port_and_a_name_that_resolves_are_no_warning(caplog) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        name = f"localhost:{free.getsockname()[1]}"
+    engine = TransferEngine()
+    assert engine.initialize(name, "P2PHANDSHAKE", "tcp", "") == 0
+    assert engine.get_session_id() == name
+    assert not caplog.records
+    engine.close()
+
+
+def test_a_host_name_that_cannot_be_resolved_is_warned_of(caplog, monkeypatch) -> None:
+    monkeypatch.setenv("KVPOOL_ENGINE_SECRET", "a secret")
+    engine = TransferEngine()
+    assert engine.initialize("no-such-host.invalid", "P2PHANDSHAKE", "tcp", "") == 0
+    assert engine.get_session_id() == f"no-such-host.invalid:{engine.get_rpc_port()}"
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 1 and "cannot resolve the host name 'no-such-host.invalid'" in said[0]
+    engine.close()
 
 
 def test_a_session_without_a_secret_beyond_this_machine_is_warned_of(caplog) -> None:
