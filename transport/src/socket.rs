@@ -17,7 +17,7 @@ use crate::memory::Slice;
 use crate::wire::WireRef;
 use kvpool_tls::Session;
 use kvpool_types::{Length, Offset};
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, sockopt};
 use std::io;
@@ -144,7 +144,8 @@ impl<'a> Scatter<'a> {
             if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            set_timeouts(wire.socket(), Some(left))
+            set_timeouts(wire.socket(), Some(left))?;
+            Ok(wait_until_ready(wire.socket(), PollFlags::IN, deadline)?)
         })
     }
 
@@ -314,6 +315,30 @@ pub(crate) fn wait_to_receive<'s>(socket: impl Into<WireRef<'s>>) -> io::Result<
     }
 }
 
+/// Waits until the socket is ready for `events`, or has failed. Fails with `TIMEDOUT` at `deadline`.
+///
+/// The timeout of a socket is no such limit: the kernel counts it in coarse ticks, and may add a quarter of a
+/// second to 3 s.
+pub(crate) fn wait_until_ready(
+    socket: BorrowedFd<'_>,
+    events: PollFlags,
+    deadline: Instant,
+) -> Result<(), Errno> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Errno::TIMEDOUT);
+        }
+        let limit = Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
+        let mut poll = [PollFd::from_borrowed_fd(socket, events)];
+        match rustix::event::poll(&mut poll, Some(&limit)) {
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// Sends as many bytes as the socket takes without blocking. Returns their number.
 ///
 /// With TLS, encrypted bytes that the socket did not take count as sent. They wait in the session: see
@@ -400,11 +425,11 @@ pub(crate) fn shut_down(socket: BorrowedFd<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use super::wait_to_receive;
-    use std::io::{Read, Write};
+    use super::{Scatter, wait_to_receive};
+    use std::io::{self, Read, Write};
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     /// The number of voluntary context switches of a thread of this process.
     fn sleeps(thread: i32) -> u64 {
@@ -438,5 +463,28 @@ mod tests {
         assert!(slept < 10, "it was woken {slept} times for room to send");
         theirs.write_all(&[1]).unwrap();
         waiter.join().unwrap();
+    }
+
+    /// The kernel rounds a socket's timeout of this length up to ticks of up to a quarter of a second. The waits
+    /// begin at different places in a tick.
+    #[test]
+    fn a_receive_ends_at_its_deadline_and_not_at_a_tick_of_the_kernel() {
+        let waits: Vec<_> = (0..8)
+            .map(|_| {
+                std::thread::sleep(Duration::from_millis(32));
+                std::thread::spawn(|| {
+                    let (ours, _theirs) = UnixStream::pair().unwrap();
+                    let deadline = Instant::now() + Duration::from_millis(2200);
+                    let mut byte = [0];
+                    let mut scatter = Scatter::default();
+                    scatter.push_bytes(&mut byte);
+                    let late = scatter.receive_by(ours.as_fd(), deadline).unwrap_err();
+                    assert_eq!(late.kind(), io::ErrorKind::TimedOut);
+                    deadline.elapsed()
+                })
+            })
+            .collect();
+        let late = waits.into_iter().map(|wait| wait.join().unwrap()).max();
+        assert!(late < Some(Duration::from_millis(150)), "{late:?} late");
     }
 }

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import logging
 import math
 import os
 import socket
 
 from kvpool._native import PeerEngine
 from mooncake._settings import parse_bool, parse_devices
+
+_log = logging.getLogger("mooncake.engine")
 
 DEFAULT_TIMEOUT = 30.0
 """The longest time of a transfer, in seconds."""
@@ -52,32 +55,66 @@ def devices(device_name: str | None) -> tuple[str, ...]:
     return parse_devices(device_name)
 
 
+def session_name(host: str, port: int) -> str:
+    """A session's name for peers, "host:port"."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def serve(
     host: str, port: int, secret: str, any_port: bool, devices: list[str] | None, reads_directly: bool
 ) -> tuple[PeerEngine, str]:
     """Listens on the address of the host name, else on all interfaces. Returns the engine and its address.
 
-    The engine uses the named RDMA devices, or all devices for an empty list. Raises OSError if it cannot
-    listen.
+    The engine uses the named RDMA devices, or all devices for an empty list. Logs a warning if it listens on another
+    port, or if the host name cannot be resolved. Raises OSError if it cannot listen.
     """
     ports = [port, 0] if any_port and port else [port]
     tries = [(host, number) for number in ports]
+    found = _addresses(host)
     # The host's address may belong to a NAT, so the session then listens on all interfaces. A loopback address
     # never does. A caller that names one wants no connections from other machines.
-    if not is_loopback(host):
+    if not _are_loopback(found):
         tries += [("::" if ":" in host else "0.0.0.0", number) for number in ports]
     last: OSError = OSError("no address")
     for bind, number in tries:
         try:
-            return PeerEngine(bind, number, host, secret, devices, reads_directly), bind
+            native = PeerEngine(bind, number, host, secret, devices, reads_directly)
         except OSError as error:
             last = error
+            continue
+        name = session_name(host, native.port())
+        if number != port:
+            # The try before had the same address, so its error is about the port.
+            _log.warning(
+                "port %d cannot be used (%s): the session is %s. Free the port, or give peers this name, which"
+                " get_session_id() returns",
+                port,
+                last,
+                name,
+            )
+        if not found:
+            _log.warning(
+                "session %s: this host cannot resolve the host name %r, so peers may not reach the session. Name an"
+                " address of this host, or a name that peers resolve",
+                name,
+                host,
+            )
+        return native, bind
     raise last
 
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a host."""
+    return _are_loopback(_addresses(host))
+
+
+def _addresses(host: str) -> list[str]:
+    """The addresses of a host; none if its name cannot be resolved."""
+    # The resolver raises ValueError for a text that cannot be a name.
     with contextlib.suppress(OSError, ValueError):
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        return all(ipaddress.ip_address(entry[4][0]).is_loopback for entry in found)
-    return False
+        return [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+    return []
+
+
+def _are_loopback(addresses: list[str]) -> bool:
+    return bool(addresses) and all(ipaddress.ip_address(address).is_loopback for address in addresses)

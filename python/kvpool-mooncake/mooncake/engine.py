@@ -110,8 +110,10 @@ class TransferEngine(_MemoryMethods, _TransferMethods, _BackgroundMethods, _Cuda
     ) -> int:
         """Starts the session. Returns 0, or -1 if the engine cannot listen or runs already.
 
-        `local_hostname` is "host" or "host:port", as peers reach it; the port is used if it is free.
-        `metadata_server` is "P2PHANDSHAKE"; any other value is ignored. Peers' names must be "host:port".
+        `local_hostname` is "host" or "host:port", as peers reach it. If the port is taken, the session gets another
+        port: `get_session_id` has it, and a warning names both. A name that cannot be resolved is a warning too.
+        `metadata_server` is "P2PHANDSHAKE". Any other value is ignored, except that a taken port is then an error.
+        Peers' names must be "host:port".
         `protocol` is "rdma" or "tcp"; any other value means "tcp", with a warning. If devices are
         missing, bytes go over TCP.
         """
@@ -191,7 +193,7 @@ class TransferEngine(_MemoryMethods, _TransferMethods, _BackgroundMethods, _Cuda
         port = self.get_rpc_port()
         if port < 0:
             return ""
-        return f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
+        return _session.session_name(self._host, port)
 
     def get_engine(self) -> TransferEngine:
         """This object, for the parameter `engine` of `mooncake.store`."""

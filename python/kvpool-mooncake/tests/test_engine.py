@@ -158,6 +158,20 @@ def test_memory_that_is_not_registered_is_not_touched(engine, peer) -> None:
     assert peer("digest", there, length) == sha(pattern(length, 1))
 
 
+def test_a_refused_range_is_logged_with_the_nearest_registered_range(engine, peer, caplog) -> None:
+    there, here = peer.buffer(MIB, 1), local(engine, MIB, 2)
+    outside = there + MIB - 8
+    for transfer in (engine.transfer_sync_write, engine.transfer_sync_read):
+        caplog.clear()
+        assert transfer(peer.session, here, outside, 16) == -1
+        assert f"16 bytes at {outside:#x}" in caplog.text
+        assert f"{MIB} bytes at {there:#x}" in caplog.text
+    assert peer("unregister_memory", there) == 0
+    caplog.clear()
+    assert engine.transfer_sync_read(peer.session, here, there, 16) == -1
+    assert f"16 bytes at {there:#x}" in caplog.text and "registered no memory" in caplog.text
+
+
 def test_unregistered_memory_is_refused_at_once(engine, peer) -> None:
     there, here = peer.buffer(MIB, 1), local(engine, MIB, 2)
     assert engine.transfer_sync_write(peer.session, here, there, 4096) == 0
@@ -269,6 +283,18 @@ def test_a_stopped_peer_costs_no_more_than_the_deadline(monkeypatch, peer) -> No
     engine.close()
 
 
+def test_a_stopped_peer_that_was_never_reached_costs_the_deadline(monkeypatch, peer) -> None:
+    """The kernel would round a socket's timeout of 3 s up by as much as a quarter of a second."""
+    engine = started(monkeypatch, KVPOOL_ENGINE_TIMEOUT="3")
+    here = local(engine, 4096)
+    peer.process.send_signal(signal.SIGSTOP)
+    for _ in range(2):
+        begun = time.monotonic()
+        assert engine.transfer_sync_write(peer.session, here, 4096, 16) == -1
+        assert 2.9 < time.monotonic() - begun < 3.15
+    engine.close()
+
+
 def test_a_peer_that_dies_in_the_middle_fails_the_transfer(engine, peer) -> None:
     length = 256 * MIB
     there, here = peer.buffer(length, 1), engine.allocate_managed_buffer(length)
@@ -296,6 +322,30 @@ def test_closing_in_the_middle_of_a_transfer_takes_no_memory_away(monkeypatch, p
     peer.process.send_signal(signal.SIGCONT)
     time.sleep(3)
     assert peer("send_probe", peer.session) == 0
+
+
+def test_other_threads_run_while_an_engine_is_closed_and_its_last_call_ends(monkeypatch, peer) -> None:
+    engine = started(monkeypatch, KVPOOL_ENGINE_TIMEOUT="4")
+    length = 64 * MIB
+    there, here = peer.buffer(length, 1), local(engine, length, 2)
+    peer.process.send_signal(signal.SIGSTOP)
+    codes: list[int] = []
+
+    def write() -> None:
+        codes.append(engine.transfer_sync_write(peer.session, here, there, length))
+
+    # The write outlasts the 2 s that the end of the session waits for it. So the write ends the session.
+    calls = [threading.Thread(target=write), threading.Thread(target=engine.close)]
+    longest, last = 0.0, time.monotonic()
+    for call in calls:
+        call.start()
+        time.sleep(0.2)
+    while any(call.is_alive() for call in calls):
+        time.sleep(0.001)
+        now = time.monotonic()
+        longest, last = max(longest, now - last), now
+    # With the interpreter's lock held, this thread would have stood still for as long as a call waits.
+    assert codes == [-1] and longest < 1
 
 
 def test_both_sides_write_to_each_other_from_eight_threads(engine, peer) -> None:
@@ -528,8 +578,12 @@ def test_initialize_returns_whether_the_session_runs(caplog, monkeypatch) -> Non
         taken.listen()
         name = f"127.0.0.1:{taken.getsockname()[1]}"
         second = TransferEngine()
+        caplog.clear()
         assert second.initialize(name, "P2PHANDSHAKE", "tcp", "") == 0
         assert second.get_session_id() != name
+        said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert len(said) == 1 and second.get_session_id() in said[0]
+        assert f"port {taken.getsockname()[1]} cannot be used" in said[0]
         # A caller that names a loopback address wants no connections from other hosts, whatever the port is.
         with socket.socket() as outside:
             assert outside.connect_ex(("127.0.0.2", second.get_rpc_port())) != 0
@@ -544,6 +598,27 @@ def test_initialize_returns_whether_the_session_runs(caplog, monkeypatch) -> Non
     third.close()
     monkeypatch.setenv("KVPOOL_ENGINE_TIMEOUT", "never")
     assert TransferEngine().initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == -1
+
+
+def test_a_free_port_and_a_name_that_resolves_are_no_warning(caplog) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        name = f"localhost:{free.getsockname()[1]}"
+    engine = TransferEngine()
+    assert engine.initialize(name, "P2PHANDSHAKE", "tcp", "") == 0
+    assert engine.get_session_id() == name
+    assert not caplog.records
+    engine.close()
+
+
+def test_a_host_name_that_cannot_be_resolved_is_warned_of(caplog, monkeypatch) -> None:
+    monkeypatch.setenv("KVPOOL_ENGINE_SECRET", "a secret")
+    engine = TransferEngine()
+    assert engine.initialize("no-such-host.invalid", "P2PHANDSHAKE", "tcp", "") == 0
+    assert engine.get_session_id() == f"no-such-host.invalid:{engine.get_rpc_port()}"
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 1 and "cannot resolve the host name 'no-such-host.invalid'" in said[0]
+    engine.close()
 
 
 def test_a_session_without_a_secret_beyond_this_machine_is_warned_of(caplog) -> None:

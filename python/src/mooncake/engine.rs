@@ -12,7 +12,7 @@
 
 mod batches;
 
-use crate::home::{Home, Resident, end_aside};
+use crate::home::{Home, Resident, drop_aside, end_aside};
 use crate::loan::Loan;
 use crate::mapped::{Use, is_mapped};
 use crate::memory::Memory;
@@ -28,6 +28,7 @@ use pyo3::exceptions::{
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::net::TcpListener;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -59,6 +60,30 @@ struct Session {
     memory: Memory,
     batches: Batches,
     _resident: Resident,
+}
+
+/// The hold of one call on a session.
+///
+/// A call may outlast the wait of `close`. Then it is the last holder and ends the session, which waits for the
+/// session's threads. So this runs without the interpreter's lock.
+struct SessionHold(Option<Arc<Session>>);
+
+impl Deref for SessionHold {
+    type Target = Arc<Session>;
+
+    fn deref(&self) -> &Arc<Session> {
+        self.0
+            .as_ref()
+            .expect("invariant: the session is held until the drop")
+    }
+}
+
+impl Drop for SessionHold {
+    fn drop(&mut self) {
+        if let Some(last) = self.0.take().and_then(Arc::into_inner) {
+            drop_aside(last);
+        }
+    }
 }
 
 /// One transfer of a caller.
@@ -323,14 +348,16 @@ impl PeerEngine {
 }
 
 impl PeerEngine {
-    fn session(&self) -> PyResult<Arc<Session>> {
+    /// The session for one call. Fails if it is closed or belongs to another process.
+    fn session(&self) -> PyResult<SessionHold> {
         if !self.home.is_here() {
             return Err(PyRuntimeError::new_err(
                 "the engine belongs to the process that this one was forked from",
             ));
         }
         let session = self.session.lock().clone();
-        session.ok_or_else(|| PyRuntimeError::new_err("the engine is closed"))
+        let session = session.ok_or_else(|| PyRuntimeError::new_err("the engine is closed"))?;
+        Ok(SessionHold(Some(session)))
     }
 
     /// Ends the session. Returns false when a transfer still uses memory.

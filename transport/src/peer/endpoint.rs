@@ -247,7 +247,8 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// [`Code::OutOfRange`] when a move leaves the peer's exposed memory.
+    /// [`Code::OutOfRange`] when a move leaves the peer's exposed memory. The message names the move's
+    /// range and the nearest exposed range.
     /// [`Code::ChecksumMismatch`] when memory changed during the transfer. Otherwise as
     /// [`Endpoint::route`].
     pub fn transfer(

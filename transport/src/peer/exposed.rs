@@ -231,6 +231,21 @@ impl Exposed {
         Some((part, Arc::clone(&range.receives)))
     }
 
+    /// The exposed range nearest to an address, by its first address and its length in bytes; `None` when
+    /// nothing is exposed.
+    pub(super) fn nearest(&self, address: u64) -> Option<(u64, u64)> {
+        let ranges = self.0.lock();
+        let below = ranges.by_start.range(..=address).next_back();
+        let above = ranges.by_start.range(address..).next();
+        let distance = |(start, length): &(u64, u64)| {
+            let before = start.saturating_sub(address);
+            before.max(address.saturating_sub(start + length))
+        };
+        let both = [below, above].into_iter().flatten();
+        both.map(|(start, range)| (*start, range.whole.length().0))
+            .min_by_key(distance)
+    }
+
     /// The first address of the oldest exposed range.
     pub(super) fn first(&self) -> Option<u64> {
         let ranges = self.0.lock();
@@ -289,6 +304,31 @@ mod tests {
         exposed.insert(part(2048, 10), None).unwrap();
         assert_eq!(exposed.insert(part(4096, 0), None), Err(ExposeError::Unfit));
         assert_eq!(exposed.first(), Some(at + 1024));
+    }
+
+    #[test]
+    fn the_nearest_range_lies_around_an_address_or_next_to_it() {
+        let (region, at) = region();
+        let exposed = Exposed::default();
+        assert_eq!(exposed.nearest(at), None);
+        let (low, high) = ((at + 1000, 1000), (at + 4000, 500));
+        for (start, length) in [low, high] {
+            let part = region.slice(Offset(start - at), Length(length)).unwrap();
+            exposed.insert(part, None).unwrap();
+        }
+        for (from, nearest) in [
+            (0, low),
+            (1000, low),
+            (1999, low),
+            (2900, low),
+            (3100, high),
+            (4000, high),
+            (8000, high),
+        ] {
+            assert_eq!(exposed.nearest(at + from), Some(nearest), "from {from}");
+        }
+        assert_eq!(exposed.nearest(0), Some(low));
+        assert_eq!(exposed.nearest(u64::MAX), Some(high));
     }
 
     #[test]

@@ -34,6 +34,11 @@ pub(super) const LETTERS: SegmentId = SegmentId(3);
 pub(super) const CARD: SegmentId = SegmentId(4);
 /// Eight bytes: the address of the first exposed range, 0 when there is none.
 pub(super) const INDEX: SegmentId = SegmentId(2);
+/// An extent of this segment names an address by its offset. Its bytes are the first address and the length of the
+/// exposed range nearest to it, both 0 when there is none.
+pub(super) const NEAREST: SegmentId = SegmentId(5);
+/// The length of such an extent in bytes.
+pub(super) const NEAREST_BYTES: u64 = 16;
 
 /// The bytes that a receive sums and then copies.
 const STEP: usize = 32 << 10;
@@ -412,6 +417,11 @@ impl Host for PeerHost {
         let whole = if item.extent.segment == INDEX {
             let first = self.exposed.first().unwrap_or(0);
             Region::from(first.to_le_bytes().to_vec()).whole()
+        } else if item.extent.segment == NEAREST {
+            let nearest = self.exposed.nearest(item.extent.offset.0);
+            let (start, length) = nearest.unwrap_or_default();
+            let bytes = [start.to_le_bytes(), length.to_le_bytes()].concat();
+            Region::from(bytes).whole()
         } else if let (CARD, Some(card)) = (item.extent.segment, &self.card) {
             Region::from(card.bytes()).whole()
         } else {

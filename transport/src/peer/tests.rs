@@ -200,6 +200,45 @@ fn unexposed_memory_is_neither_written_nor_read() {
 }
 
 #[test]
+fn a_refusal_names_the_range_and_the_nearest_exposed_range() {
+    let (here, there) = (endpoint(), endpoint());
+    let all = filled(40 * MIB, 0x55);
+    let at = address(&all);
+    let refused = |remote, length| {
+        let moves = whole(&filled(length, 0xff), remote);
+        [Direction::Write, Direction::Read].map(|direction| {
+            let refused = here.transfer(&name(&there), direction, &moves, soon());
+            refused.unwrap_err().message
+        })
+    };
+    for message in refused(at, 16) {
+        assert!(
+            message.contains(&format!("16 bytes at {at:#x}")),
+            "{message}"
+        );
+        assert!(message.contains("registered no memory"), "{message}");
+    }
+    let start = at + 4096;
+    there
+        .expose(all.slice(Offset(4096), Length(20 * MIB)).unwrap())
+        .unwrap();
+    // Small ranges, one that goes in several pieces, and one that cannot be asked about.
+    for (remote, length, asks) in [
+        (at, 16, true),
+        (start + 20 * MIB - 8, 16, true),
+        (start + 1, 20 * MIB, true),
+        (u64::MAX - 12, 8, false),
+    ] {
+        for message in refused(remote, length) {
+            let asked = format!("{length} bytes at {remote:#x}");
+            let nearest = format!("{} bytes at {start:#x}", 20 * MIB);
+            assert!(message.contains(&asked), "{message}");
+            assert_eq!(message.contains(&nearest), asks, "{message}");
+        }
+    }
+}
+
+#[test]
 fn withdrawn_memory_is_not_touched() {
     let (here, there) = (endpoint(), endpoint());
     let target = exposed(&there, MIB);

@@ -2,6 +2,7 @@
 
 use super::direct::{self, DirectMemory};
 use super::endpoint::Direction;
+use super::host::{NEAREST, NEAREST_BYTES};
 use super::plan::{Move, PIECE_BYTES, Run, single};
 use super::targets::Connected;
 use crate::checksum::combine_chunks;
@@ -49,13 +50,60 @@ impl PeerTransfer<'_> {
                             .map(|(index, each)| single(index, each)),
                     );
                 }
-                outcome => outcome?,
+                outcome => outcome.map_err(|error| self.with_ranges(run, error))?,
             }
         }
         if apart.is_empty() {
             return Ok(());
         }
         self.run(&apart, moves)
+    }
+
+    /// The error of a run. If the peer refused the run's range, the error names this range and the nearest range that
+    /// the peer admits.
+    fn with_ranges(&self, run: &Run, error: TransferError) -> TransferError {
+        if error.code != Code::OutOfRange {
+            return error;
+        }
+        let nearest = match self.nearest(run.extent.offset) {
+            None => String::new(),
+            Some((_, 0)) => "; the peer has registered no memory".to_owned(),
+            Some((start, length)) => {
+                format!("; the nearest registered range is {length} bytes at {start:#x}")
+            }
+        };
+        TransferError {
+            code: error.code,
+            message: format!(
+                "{} bytes at {:#x} do not lie in one registered range of the peer{nearest}",
+                run.extent.length, run.extent.offset.0
+            ),
+        }
+    }
+
+    /// The range that the peer exposes nearest to an address, by its first address and its length. `None` if the peer
+    /// does not tell, as a peer of an earlier version.
+    fn nearest(&self, address: Offset) -> Option<(u64, u64)> {
+        let extent = Extent {
+            segment: NEAREST,
+            offset: address,
+            length: Length(NEAREST_BYTES),
+        };
+        // The peer would end the connection of a request whose extent exceeds the address space.
+        extent.end()?;
+        let answer = Region::allocate(Length(NEAREST_BYTES));
+        let question = ReadOp {
+            extent,
+            from: Offset(0),
+            into: vec![answer.whole()],
+            right: None,
+        };
+        let asked = block_on(self.peer.tcp.read(Epoch(0), vec![question], self.deadline));
+        asked.into_iter().next()?.ok()?;
+        let (mut start, mut length) = ([0; 8], [0; 8]);
+        answer.whole().read_at(Offset(0), &mut start);
+        answer.whole().read_at(Offset(8), &mut length);
+        Some((u64::from_le_bytes(start), u64::from_le_bytes(length)))
     }
 
     /// A write that is signed with the session's key.

@@ -8,13 +8,14 @@ use super::send::send_request;
 use crate::handshake::say_hello;
 use crate::link::TransferError;
 use crate::outcomes::{deadline_exceeded, unreachable};
-use crate::socket::{notice_lost_peer, set_timeouts, shut_down};
+use crate::socket::{notice_lost_peer, set_timeouts, shut_down, wait_until_ready};
 use crate::threads;
 use crate::wire::{DataTls, Wire, WireRef};
 use kvpool_types::wire::data::{Hello, HelloReply};
 use kvpool_types::wire::features::Features;
 use kvpool_types::{Code, Incarnation};
 use parking_lot::{Condvar, Mutex};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use std::collections::{HashMap, VecDeque};
@@ -341,7 +342,7 @@ pub(crate) fn open(
     tls: Option<&DataTls>,
 ) -> Result<(Wire, HelloReply), TransferError> {
     let socket = open_socket(address, deadline).map_err(|error| match error {
-        Errno::INPROGRESS | Errno::AGAIN | Errno::TIMEDOUT => deadline_exceeded(),
+        Errno::TIMEDOUT => deadline_exceeded(),
         error => unreachable(format!("{address}: {}", io::Error::from(error))),
     })?;
     let socket = match tls {
@@ -359,14 +360,18 @@ fn open_socket(address: SocketAddr, deadline: Instant) -> Result<OwnedFd, Errno>
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
     };
-    let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
     sockopt::set_tcp_nodelay(&socket, true)?;
     notice_lost_peer(socket.as_fd());
-    // A blocking connect obeys the send timeout.
-    let left = deadline.saturating_duration_since(Instant::now());
-    set_timeouts(socket.as_fd(), Some(left))
-        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL))?;
-    rustix::net::connect(&socket, &address)?;
+    match rustix::net::connect(&socket, &address) {
+        Err(Errno::INPROGRESS) => {
+            wait_until_ready(socket.as_fd(), PollFlags::OUT, deadline)?;
+            sockopt::socket_error(&socket)??;
+        }
+        connected => connected?,
+    }
+    rustix::io::ioctl_fionbio(&socket, false)?;
     Ok(socket)
 }
 

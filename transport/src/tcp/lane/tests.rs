@@ -1,12 +1,16 @@
 use super::super::exchange::{Exchange, ExchangeOutcomes, Work};
 use super::super::link::ConnectOptions;
-use super::TcpLane;
+use super::{TcpLane, open};
 use crate::outcomes::Batch;
 use crate::threads;
 use crate::wire::Wire;
 use kvpool_types::wire::data::Hello;
-use kvpool_types::{Checksum, ChecksumAlgorithm, ClientId, ClusterId, Epoch, Incarnation, Token};
+use kvpool_types::{
+    Checksum, ChecksumAlgorithm, ClientId, ClusterId, Code, Epoch, Incarnation, Token,
+};
+use rustix::net::{AddressFamily, SocketType};
 use std::io::{self, Read};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -85,4 +89,22 @@ fn a_lane_that_cannot_start_its_sender_ends_its_receiver() {
     peer.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     // The receiving thread holds the socket.
     assert_eq!(peer.read(&mut [0]).unwrap(), 0, "the socket is open");
+}
+
+#[test]
+fn connecting_to_a_listener_without_room_ends_at_the_deadline() {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    rustix::net::bind(&socket, &any).unwrap();
+    rustix::net::listen(&socket, 0).unwrap();
+    let listener = TcpListener::from(socket);
+    let address = listener.local_addr().unwrap();
+    // It fills the queue, so that the system does not answer the next caller.
+    let _first = TcpStream::connect(address).unwrap();
+    let deadline = Instant::now() + Duration::from_millis(300);
+    let late = open(address, &hello(), deadline, None)
+        .map(drop)
+        .unwrap_err();
+    assert_eq!(late.code, Code::DeadlineExceeded);
+    assert!(deadline.elapsed() < Duration::from_secs(1));
 }
