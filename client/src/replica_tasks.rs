@@ -67,7 +67,7 @@ pub enum ReplicaTaskState {
     Done,
     /// At least one block was not changed.
     Failed,
-    /// A caller cancelled the task.
+    /// A caller cancelled the task. Its copies in progress still end, and count.
     Cancelled,
 }
 

@@ -120,14 +120,17 @@ impl QueuedPut<'_> {
         self.turn.notified().await;
     }
 
-    /// Updates the demand after a pass. The put may be woken again.
-    pub(super) fn set_demand(&self, demand: Demand) {
+    /// Updates the demand after a pass. `called`: the put was woken for this pass, and may be woken
+    /// again. A put that is woken during another pass stays woken, since its next pass takes room.
+    pub(super) fn set_demand(&self, demand: Demand, called: bool) {
         let mut state = self.pool.put_queue.state.lock();
         let mine = |waiter: &&mut Waiter| waiter.number == self.number;
         if let Some(waiter) = state.waiters.iter_mut().find(mine) {
             waiter.demand = demand;
-            waiter.passes += u64::from(waiter.woken);
-            waiter.woken = false;
+            if called {
+                waiter.passes += u64::from(waiter.woken);
+                waiter.woken = false;
+            }
         }
         drop(state);
         // The put was not served, so eviction must make room for it again.
@@ -303,6 +306,54 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::BootClock;
+    use crate::config::Config;
+    use crate::membership::{NodeState, StoreNode};
+    use crate::metrics::Metrics;
+    use crate::placement::Segment;
+    use crate::store::{EmbeddedOptions, EmbeddedStore};
+    use kvpool_types::{GrantKey, Incarnation, NodeName, SegmentId};
+
+    const MIB: u64 = 1 << 20;
+
+    /// Another put of its key ends, for example, while the put is woken.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_put_that_is_woken_during_another_pass_stays_woken_until_its_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let clock = Arc::new(BootClock);
+        let pool = Pool::start(Config::default(), Arc::new(store), clock, metrics);
+        let pool = pool.await.unwrap();
+        let (name, key) = (NodeName("n".into()), GrantKey([1; 32]));
+        let node = Arc::new(StoreNode::new(name, Incarnation(1), key, pool.now()));
+        node.set_state(NodeState::Live);
+        let segment = Segment::new(SegmentId(1), node, Length(MIB), 1.0);
+        pool.placement.insert(Arc::new(segment));
+        let state = || {
+            let state = pool.put_queue.state.lock();
+            let waiter = state.waiters.front().unwrap();
+            (waiter.woken, waiter.passes)
+        };
+        let demand = |bytes| Demand {
+            bytes,
+            largest: bytes,
+            copies: 1,
+            until: BootInstant(u64::MAX),
+        };
+        // The room is free.
+        let queued = pool.enqueue_put(Class::Put, demand(4096));
+        assert_eq!(state(), (true, 0));
+        queued.set_demand(demand(8192), false);
+        assert_eq!(state(), (true, 0), "eviction would make room for it too");
+        queued.woken().await;
+        // No room of this length comes, and the put is at the head for less than `HEAD_WAIT`.
+        queued.set_demand(demand(2 * MIB), true);
+        assert_eq!(state().1, 1);
+        drop(queued);
+        assert!(pool.put_queue.is_empty());
+        pool.retire().await;
+    }
 
     #[test]
     fn eviction_makes_no_room_for_woken_puts() {

@@ -152,7 +152,7 @@ impl Pool {
             };
             match &queued {
                 _ if open.demand == 0 => queued = None,
-                Some(queued) => queued.set_demand(demand),
+                Some(queued) => queued.set_demand(demand, called),
                 None => queued = Some(self.enqueue_put(Class::default(), demand)),
             }
             self.wait_for_quota(namespace, open.over_quota, &mut waits_for_quota);

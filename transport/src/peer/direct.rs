@@ -22,10 +22,11 @@ use crate::machine::host_id;
 use crate::memory::{Region, streaming};
 use crate::outcomes::deadline_exceeded;
 use kvpool_types::{CHUNK, Checksum, Code, HostId, Length, Offset};
+use parking_lot::Mutex;
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::thread::{self, available_parallelism};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Reads of fewer bytes go over TCP. They would spend most of their time on the questions to the peer.
 pub(super) const LEAST: u64 = 1 << 20;
@@ -41,8 +42,11 @@ const PART: u64 = 4 << 20;
 const STEP: u64 = 256 << 10;
 /// The most threads of one read.
 const MAX_THREADS: usize = 4;
-/// The failures in a row after which the memory is not read any more.
+/// The failures in a row after which the memory is not read for a [`PAUSE`].
 const MAX_FAILURES: u32 = 3;
+/// How long the memory is not read then, and after each further failure. The kernel may have lacked memory, or the
+/// failed reads were of ranges that it cannot copy.
+const PAUSE: Duration = Duration::from_secs(10);
 
 type Mark = [u8; 16];
 
@@ -82,6 +86,8 @@ pub(super) struct DirectMemory {
     at: u64,
     /// The reads that have failed since the last good copy.
     failures: AtomicU32,
+    /// The end of the last [`PAUSE`].
+    paused_until: Mutex<Option<Instant>>,
 }
 
 /// A part of a run that one thread copies.
@@ -110,6 +116,7 @@ impl DirectMemory {
             mark: *mark,
             at: u64::from_le_bytes(*at),
             failures: AtomicU32::new(0),
+            paused_until: Mutex::default(),
         };
         memory.copy(0, &mut [])?;
         Ok(memory)
@@ -118,6 +125,11 @@ impl DirectMemory {
     /// Whether the last reads did not all fail.
     pub(super) fn works(&self) -> bool {
         self.failures.load(Ordering::Relaxed) < MAX_FAILURES
+    }
+
+    /// Whether a read may copy at `now`: the last reads did not all fail, or the pause after them is over.
+    pub(super) fn may_read(&self, now: Instant) -> bool {
+        self.works() || self.paused_until.lock().is_some_and(|until| now >= until)
     }
 
     /// Copies the runs whose checksums the peer gave, `said`. All of them were made before the first copy. So a change
@@ -211,7 +223,11 @@ impl DirectMemory {
             }
             Ok(_) => {}
             Err(error) => {
-                if self.failures.fetch_add(1, Ordering::Relaxed) + 1 == MAX_FAILURES {
+                let before = self.failures.fetch_add(1, Ordering::Relaxed);
+                if before >= MAX_FAILURES - 1 {
+                    *self.paused_until.lock() = Some(Instant::now() + PAUSE);
+                }
+                if before == MAX_FAILURES - 1 {
                     let process = self.process;
                     tracing::warn!(%error, process, "a peer's memory cannot be read: reads go over TCP");
                 }
@@ -311,7 +327,6 @@ mod tests {
     use super::*;
     use crate::checksum::sum_shared;
     use kvpool_types::Extent;
-    use std::time::Duration;
 
     const MIB: u64 = 1 << 20;
 
@@ -430,8 +445,9 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_cannot_be_read_is_tried_three_times() {
-        let Some((card, memory)) = memory_here("memory_that_cannot_be_read_is_tried_three_times")
+    fn memory_that_cannot_be_read_three_times_is_read_again_after_a_pause() {
+        let Some((card, memory)) =
+            memory_here("memory_that_cannot_be_read_three_times_is_read_again_after_a_pause")
         else {
             return;
         };
@@ -448,13 +464,27 @@ mod tests {
         let outcomes = memory.read(&[&good], sums(), soon()).unwrap();
         assert_eq!(codes(outcomes), [Code::Ok]);
         // As in a process that got the peer's process id.
-        card.mark
-            .whole()
-            .write_at(Offset(3), &[card.bytes()[35] ^ 1]);
+        let change_mark = || {
+            let changed = [card.bytes()[35] ^ 1];
+            card.mark.whole().write_at(Offset(3), &changed);
+        };
+        change_mark();
         for left in (0..MAX_FAILURES).rev() {
             assert!(memory.read(&[&good], sums(), soon()).is_err());
             assert_eq!(memory.works(), left > 0);
         }
+        for _ in 0..2 {
+            let until = memory.paused_until.lock().unwrap();
+            let before = until.checked_sub(Duration::from_millis(1)).unwrap();
+            assert!(!memory.may_read(before));
+            assert!(memory.may_read(until), "never again");
+            assert!(memory.read(&[&good], sums(), soon()).is_err());
+            assert!(!memory.may_read(until), "the failure begins another pause");
+        }
+        change_mark();
+        let outcomes = memory.read(&[&good], sums(), soon()).unwrap();
+        assert_eq!(codes(outcomes), [Code::Ok]);
+        assert!(memory.may_read(Instant::now()));
     }
 
     #[test]

@@ -244,13 +244,14 @@ impl PeerTransfer<'_> {
 
     /// The peer's memory, if these runs are to be copied from it. RDMA goes first.
     fn direct(&self, runs: &[&Run]) -> Option<&DirectMemory> {
-        let direct = self.peer.direct.as_deref().filter(|it| it.works())?;
+        let direct = self.peer.direct.as_deref()?;
         let lengths = || runs.iter().map(|run| run.extent.length.0);
         let least = direct::LEAST.max(direct::LEAST_OF_RUN * runs.len() as u64);
         let fits = lengths().fold(0, u64::saturating_add) >= least
             && lengths().all(|length| length <= direct::MOST_OF_RUN);
         let is_writable = || runs.iter().all(|run| run.is_writable());
-        (fits && self.peer.rdma.is_err() && is_writable()).then_some(direct)
+        let is_usable = || self.peer.rdma.is_err() && direct.may_read(Instant::now());
+        (fits && is_usable() && is_writable()).then_some(direct)
     }
 
     /// The peer's checksums of whole runs. Several requests at a time keep all connections of the peer busy.

@@ -59,7 +59,7 @@ pub enum TaskState {
     Done,
     /// At least one block was not changed.
     Failed,
-    /// A caller ended it.
+    /// A caller ended it. Pulls in progress end on their own, and still count.
     Cancelled,
 }
 

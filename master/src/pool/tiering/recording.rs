@@ -64,20 +64,27 @@ impl Pool {
     /// Ends a transfer whose copy is not recorded, because another copy of the block stays.
     ///
     /// The record of that copy may still be on its way to the log. The log may refuse the record, or the node of that
-    /// copy may begin to leave. Then the block is stored again. Until this is known the zone stays busy, so that no
-    /// drain ends.
+    /// copy may begin to leave. Then the block is stored again, or the copy that should move is still at its old place
+    /// and moves again. Until this is known the zones stay busy: no drain ends, and no zone is emptied of that copy.
     pub(super) fn end_second(self: &Arc<Self>, transfer: &Transfer) {
         let (block, medium) = (&transfer.block, transfer.place.medium);
-        let is_store = matches!(transfer.direction, Direction::Store);
         let on_their_way = self.tiering.traffic.lock().recording.places(block);
         let is_logged = on_their_way.is_empty() && self.has_good_copy_beside(block, medium);
-        if !is_store || is_logged {
-            return self.leave_zones(transfer);
+        if is_logged {
+            self.leave_zones(transfer);
+            if let Direction::Forward { .. } = transfer.direction {
+                self.forwarded(transfer, true);
+            }
+            return;
         }
         let (pool, of) = (Arc::clone(self), transfer.clone());
         // The journal calls back in the order of the log.
         self.journal()
             .submit_now(Vec::new(), Ack::Durable, move |_| {
+                if let Direction::Forward { from } = of.direction {
+                    pool.leave_zones(&of);
+                    return pool.forwarded(&of, !pool.lies_at(&of.block, from));
+                }
                 if !pool.has_good_copy_beside(&of.block, medium) {
                     let _is_queued = pool.store_again(&of);
                 }

@@ -354,7 +354,7 @@ impl Pool {
     }
 
     /// Ends a move between zones. `is_over` is false if the copy should still move.
-    fn forwarded(&self, transfer: &Transfer, is_over: bool) {
+    pub(super) fn forwarded(&self, transfer: &Transfer, is_over: bool) {
         let mut traffic = self.tiering.traffic.lock();
         let used = traffic.uses.get_mut(&transfer.place.medium);
         if let Some(used) = used.filter(|used| used.is_of(&transfer.node, transfer.session)) {
@@ -396,7 +396,7 @@ impl Pool {
             }
         }
         self.store_ended(transfer, outcome != Outcome::Gone);
-        outcome == Outcome::Recorded
+        outcome != Outcome::Gone
     }
 
     fn record_copy(self: &Arc<Self>, transfer: &Transfer) -> Outcome {
@@ -650,7 +650,7 @@ impl Pool {
     }
 
     /// Whether the tier's copy of a block is at this location.
-    fn lies_at(&self, block: &Moved, place: Place) -> bool {
+    pub(super) fn lies_at(&self, block: &Moved, place: Place) -> bool {
         let mut is_it = false;
         let keys = [block.key.as_ref()];
         let copies = self.tier.directory();

@@ -255,6 +255,63 @@ async fn a_move_between_zones_replaces_no_copy_that_stays_elsewhere() {
     }
 }
 
+/// The record of another node's copy is on its way to the log when the move ends. Then the medium of that copy may be
+/// dropped.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_move_between_zones_ends_when_the_copy_that_stays_elsewhere_is_recorded() {
+    const FROM: u64 = 1 << 18;
+    for stays in [true, false] {
+        let directory = tempfile::tempdir().unwrap();
+        let pool = pool_in(directory.path()).await;
+        let medium = copy_in_a_zone_that_is_due(&pool, FROM);
+        pool.tier.set_medium(record::Medium {
+            medium: MediumId(2),
+            ..medium_of(2)
+        });
+        let second = pool.tier.medium(SegmentId::on_medium(2)).unwrap();
+        let published = pool.directory.publish(&[block("block", 7)]).remove(0);
+        assert!(published.id.is_some());
+        let (node, session, _sent) = connected(&pool);
+        let used = Use {
+            emptying: Emptying::Logging,
+            ..in_use(&node, session)
+        };
+        pool.tiering.traffic.lock().uses.insert(medium.id, used);
+        let (outbox, _sent) = tokio::sync::mpsc::unbounded_channel();
+        let other = NodeName("other".into());
+        let other = StoreNode::new(other, Incarnation(2), GrantKey([2; 32]), pool.now());
+        let of_other = other.attach(Address::default(), outbox, pool.now());
+        other.set_state(NodeState::Live);
+        let other = Arc::new(other);
+        attach(&pool, &other, of_other, second.id);
+        let from = Place {
+            medium: medium.id,
+            offset: Offset(FROM),
+        };
+        let moved = begin(&pool, &node, session, &medium, Direction::Forward { from });
+        let stored = begin(&pool, &other, of_other, &second, Direction::Store);
+        let release = hold_log(&pool);
+        pool.transfers_done(&other, &[(stored, Code::Ok)]);
+        pool.transfers_done(&node, &[(moved, Code::Ok)]);
+        let moves = || {
+            let traffic = pool.tiering.traffic.lock();
+            let used = &traffic.uses[&medium.id];
+            (used.forwards, used.busy.len(), used.has_unmoved)
+        };
+        assert_eq!(moves(), (1, 2, false), "its zone could be emptied");
+        assert_eq!(medium.copies(), 1);
+        if !stays {
+            assert_eq!(pool.tier.drop_medium(second.id), 0);
+        }
+        drop(release);
+        pool.journal().flush().await.unwrap();
+        assert_eq!(moves(), (0, 0, !stays));
+        assert_eq!(medium.copies(), u64::from(!stays));
+        assert_eq!(second.copies(), u64::from(stays));
+        pool.retire().await;
+    }
+}
+
 /// While a block moves to another offset, the copy at its old offset is found damaged or is dropped with its
 /// zone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
