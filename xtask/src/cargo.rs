@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{OnceLock, mpsc};
 use std::time::Instant;
 
 /// The packages whose binaries make a pool: `kvmaster`, `kvstore-node` and `kvctl`.
@@ -27,6 +27,24 @@ pub(crate) const OTLP: [&str; 2] = [
 /// The daemons, and all other tested targets. Cargo unifies features over the packages that it builds. So a build of
 /// one package and a build of the workspace would compile the dependencies twice.
 pub(crate) const EVERYTHING: [&str; 3] = ["--workspace", "--bins", "--tests"];
+
+/// The compiler of all later builds, if [`lint_in_builds`] was called.
+static LINTER: OnceLock<PathBuf> = OnceLock::new();
+
+/// From now on every build of the workspace's crates is also a run of clippy. Returns false if clippy is missing.
+///
+/// `cargo clippy` reads all crates, also the libraries, and leaves nothing that a build could use. Its compiler with
+/// lints can build too, though with less optimization. That is enough for tests.
+pub(crate) fn lint_in_builds() -> bool {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    // The compiler lies beside the cargo of its toolchain.
+    let linter = Path::new(&cargo).with_file_name("clippy-driver");
+    if !answers(Command::new(&linter).arg("--version")) {
+        return false;
+    }
+    LINTER.get_or_init(|| linter);
+    true
+}
 
 /// The repository's root.
 pub(crate) fn root() -> &'static Path {
@@ -59,6 +77,9 @@ pub(crate) fn forget_xtask(command: &mut Command) {
         {
             command.env(name, dir);
         }
+    }
+    if let Some(linter) = LINTER.get() {
+        command.env("RUSTC_WORKSPACE_WRAPPER", linter);
     }
 }
 

@@ -23,7 +23,7 @@ const PORTS: (&str, &str) = ("bytes", "mutations");
 /// Builds the daemons, gives every decoder its mutations, and then every port of a live pool. A run without
 /// a test fails.
 pub(crate) fn run(args: &Args) -> Result<bool> {
-    // Builds as `cargo xtask test` does, so that both tasks share one build.
+    // The tests below need the same targets.
     if !succeeds(cargo(&["build"]).args(EVERYTHING))? {
         return Ok(false);
     }

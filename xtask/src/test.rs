@@ -1,6 +1,6 @@
 //! `cargo xtask test`.
 
-use crate::cargo::{EVERYTHING, answers, cargo, root, succeeds, target_dir, watch};
+use crate::cargo::{answers, cargo, lint_in_builds, root, target_dir, watch};
 use crate::charts;
 use crate::lint;
 use crate::packages::Packages;
@@ -50,7 +50,6 @@ pub(crate) fn run(quick: bool, packages: Packages) -> Result<bool> {
     let mut tally = Tally::default();
     let mut programs = Programs::new();
     tally.check("format", lint::format()?);
-    tally.check("clippy", lint::clippy()?);
     let mut checks = Tally::default();
     lint::text(&mut checks)?;
     if !quick {
@@ -69,10 +68,8 @@ pub(crate) fn run(quick: bool, packages: Packages) -> Result<bool> {
         for unpacked in &UNPACKED {
             programs.extend(unpacked.provide(packages)?);
         }
-        // The cluster tests start the programs of this build.
-        let built = succeeds(cargo(&["build"]).args(EVERYTHING))?;
-        tally.check("the build", built);
     }
+    build(&mut tally)?;
     if answers(&mut cargo(&["nextest", "--version"])) {
         with_nextest(quick, &programs, &mut tally)?;
     } else {
@@ -93,6 +90,20 @@ pub(crate) fn run(quick: bool, packages: Packages) -> Result<bool> {
     tally.add("the documentation's tests", doctests.tally(), ended_well);
     tally.print();
     Ok(tally.is_good())
+}
+
+/// Builds all targets, and counts the warnings of the compiler and of clippy as a failure. The tests run all the same.
+fn build(tally: &mut Tally) -> Result<()> {
+    tally.check("clippy", lint_in_builds());
+    let mut warned = false;
+    // The cluster tests start the programs of this build. Cargo says for each target how many warnings it has.
+    let built = watch(
+        &mut cargo(&["build", "--workspace", "--all-targets"]),
+        |line| warned |= line.starts_with("warning: `") && line.contains(") generated "),
+    )?;
+    tally.check("warnings", !warned);
+    tally.check("the build", built);
+    Ok(())
 }
 
 fn with_nextest(quick: bool, programs: &Programs, tally: &mut Tally) -> Result<()> {

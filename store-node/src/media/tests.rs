@@ -235,7 +235,10 @@ fn a_load_in_place_needs_arena_memory_for_its_header_only() {
     let took = rig.transfer_all(Code::Ok, in_memory);
     assert!(took < SOON, "{took:?}");
     assert_eq!(rig.counted("media_loaded_bytes"), (12 * LENGTH) as f64);
-    assert_eq!(rig.counted("media_loaded_in_place_bytes"), (12 * LENGTH) as f64);
+    assert_eq!(
+        rig.counted("media_loaded_in_place_bytes"),
+        (12 * LENGTH) as f64
+    );
     for (number, (_, checksum)) in (1..).zip(&rig.blocks) {
         let store = &rig.media.shared.store;
         assert!(store.verify(&in_memory(number), *checksum));
