@@ -114,10 +114,10 @@ fn with_nextest(quick: bool, programs: &Programs, tally: &mut Tally) -> Result<(
     {
         return Err(error.into());
     }
-    // Tests wait more than they compute: three threads left half of two cores idle. Tests that start daemons
-    // have a limit of their own.
+    // Many tests wait more than they compute: with two threads more than cores, a third of the time is idle. Tests that
+    // start daemons have a limit of their own.
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
-    let threads = (cores + 2).to_string();
+    let threads = (cores + 4).to_string();
     let mut command = cargo(&["nextest", "run", "--workspace", "--profile", "xtask"]);
     command.args(["--test-threads", &threads]);
     command.envs(programs.iter().cloned());
