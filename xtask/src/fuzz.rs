@@ -1,6 +1,6 @@
 //! `cargo xtask fuzz`.
 
-use crate::cargo::{EVERYTHING, cargo, succeeds, watch};
+use crate::cargo::{EVERYTHING, cargo, lint_in_builds, succeeds, watch};
 use crate::tally::Doctests;
 use anyhow::Result;
 
@@ -23,7 +23,8 @@ const PORTS: (&str, &str) = ("bytes", "mutations");
 /// Builds the daemons, gives every decoder its mutations, and then every port of a live pool. A run without
 /// a test fails.
 pub(crate) fn run(args: &Args) -> Result<bool> {
-    // The tests below need the same targets.
+    // Builds as `cargo xtask test` does, so that both tasks share one build. Without clippy it is an ordinary build.
+    lint_in_builds();
     if !succeeds(cargo(&["build"]).args(EVERYTHING))? {
         return Ok(false);
     }

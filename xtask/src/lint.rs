@@ -4,7 +4,7 @@
 //!  text    width, sentences, seams ──► ratchet ◄── xtask/ratchet.txt
 //!          crate table      ◄── docs/ARCHITECTURE.md and cargo metadata
 //!          switch-off       ◄── the text of each mechanism stands once in its file
-//!  cargo   fmt, clippy, doc, deny, check --target aarch64
+//!  cargo   fmt, clippy, check, doc, deny, check --target aarch64
 //! ```
 //!
 //! The checks of the text take a second and are part of `cargo xtask test` too.
@@ -18,7 +18,7 @@ mod sentences;
 mod text;
 mod width;
 
-use crate::cargo::{cargo, succeeds};
+use crate::cargo::{DAEMONS, cargo, succeeds};
 use crate::switch_off;
 use crate::tally::Tally;
 use anyhow::Result;
@@ -43,6 +43,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     tally.checked("format", format()?);
     text(&mut tally)?;
     tally.checked("clippy", clippy()?);
+    tally.checked("the crates as delivered", delivered()?);
     tally.checked("cargo doc", documentation()?);
     let missing = match args.install {
         true => deny::Missing::Install,
@@ -90,6 +91,12 @@ pub(crate) fn clippy() -> Result<bool> {
         "-D",
         "warnings",
     ]))
+}
+
+/// Compiles what a release contains. The tests and clippy ask the same crates for more features.
+fn delivered() -> Result<bool> {
+    let wheel = ["check", "-p", "kvpool-python", "--lib", "--bins"];
+    succeeds(cargo(&wheel).args(DAEMONS))
 }
 
 fn documentation() -> Result<bool> {

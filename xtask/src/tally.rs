@@ -272,7 +272,7 @@ fn count_before(text: &str, word: &str) -> u64 {
     counts.next().unwrap_or(0)
 }
 
-fn without_colours(line: &str) -> String {
+pub(crate) fn without_colours(line: &str) -> String {
     let mut plain = String::with_capacity(line.len());
     let mut rest = line;
     while let Some((before, after)) = rest.split_once("\u{1b}[") {

@@ -8,8 +8,8 @@
 //! Nodes cover the segment without gaps. So a node's length is the distance to the next node and is
 //! not stored. Two free nodes are never neighbours. Lengths are rounded up to [`GRANULE`].
 //!
-//! An extent of whole pages begins at a page if the chosen range has room for that. A disk can then write
-//! straight into it.
+//! A long extent of whole pages begins at a page if one of the shortest ranges has room for that. A disk can then
+//! write straight into it.
 
 use super::ledger::Ledger;
 use crate::replica::{BlockId, ExtentIndex};
@@ -25,6 +25,9 @@ pub const GRANULE: u64 = 64;
 const PAGE: u64 = medium::GRANULE / GRANULE;
 /// How many free ranges are tried for a page's beginning.
 const MOST_TRIED: usize = 8;
+/// The least granules of an extent that begins at a page. Beside small blocks, most gaps would stay unused, and puts
+/// would find no range in spite of free bytes.
+const LEAST_ALIGNED: u64 = 8 * PAGE;
 
 /// The largest segment that the packed offsets can address.
 const MAX_GRANULES: u64 = (1 << 48) - 1;
@@ -197,17 +200,15 @@ impl Extents {
     /// Allocates from the shortest free range that `length` bytes fit into; among equals, the
     /// first. `None` when no range is long enough, or for zero bytes.
     ///
-    /// Whole pages begin at a page, in the shortest range that allows it. If the first
+    /// Eight or more whole pages begin at a page, in the shortest range that allows it. If the first
     /// [`MOST_TRIED`] ranges do not allow it, they begin in the shortest range that they fit into.
     pub fn allocate(&mut self, length: Length) -> Option<(ExtentIndex, Offset)> {
         let wanted = granules(length);
         if wanted == 0 {
             return None;
         }
-        let unit = match length.0.is_multiple_of(medium::GRANULE) {
-            true => PAGE,
-            false => 1,
-        };
+        let is_aligned = wanted >= LEAST_ALIGNED && length.0.is_multiple_of(medium::GRANULE);
+        let unit = if is_aligned { PAGE } else { 1 };
         let mut fitting = self.free_by_length.range((wanted, 0, 0)..).copied();
         let tightest = fitting.next()?;
         let tried = std::iter::once(tightest).chain(fitting).take(MOST_TRIED);

@@ -168,18 +168,33 @@ proptest! {
 /// A disk writes straight into whole pages.
 #[test]
 fn whole_pages_begin_at_a_page_if_a_free_range_has_room_for_that() {
-    let mut extents = Extents::new(Length(64 << 10));
+    const LEAST: u64 = 32 << 10;
+    let mut extents = Extents::new(Length(1 << 20));
     let mut place = |length| extents.allocate(Length(length)).map(|(_, at)| at.0);
     assert_eq!(place(100), Some(0));
-    assert_eq!(place(8192), Some(4096), "not behind the odd block");
+    assert_eq!(place(LEAST), Some(4096), "not behind the odd block");
     assert_eq!(place(640), Some(128), "the gap takes what fits");
-    assert_eq!(place(48 << 10), Some(12 << 10));
-    assert_eq!(place(4096), Some(60 << 10));
-    // One granule short of two pages.
-    let mut extents = Extents::new(Length(8192 - GRANULE));
+    assert_eq!(place(100), Some(768));
+    // A gap behind this block would be an eighth of it.
+    assert_eq!(place(LEAST - 4096), Some(4096 + LEAST));
+    assert_eq!(place(64), Some(896));
+    // One granule short of a page and the least extent.
+    let mut extents = Extents::new(Length(4096 + LEAST - GRANULE));
     let mut place = |length| extents.allocate(Length(length)).map(|(_, at)| at.0);
     assert_eq!(place(GRANULE), Some(0));
-    assert_eq!(place(4096), Some(GRANULE), "better there than nowhere");
+    assert_eq!(place(LEAST), Some(GRANULE), "better there than nowhere");
+}
+
+/// Gaps before small blocks would stay unused.
+#[test]
+fn small_blocks_of_whole_pages_leave_no_gaps() {
+    let mut extents = Extents::new(Length(1 << 20));
+    for number in 0..60 {
+        let length = [4096, 8192, 12288][number % 3];
+        extents.allocate(Length(length + GRANULE)).unwrap();
+        extents.allocate(Length(length)).unwrap();
+    }
+    assert_eq!(extents.free_ranges(), 1);
 }
 
 #[test]

@@ -64,8 +64,8 @@ impl Pool {
     /// Ends a transfer whose copy is not recorded, because another copy of the block stays.
     ///
     /// The record of that copy may still be on its way to the log. The log may refuse the record, or the node of that
-    /// copy may begin to leave. Then the block is stored again, or the copy that should move is still at its old place
-    /// and moves again. Until this is known the zones stay busy: no drain ends, and no zone is emptied of that copy.
+    /// copy may begin to leave. Then a block that is in memory is stored again. A move whose copy is still at its
+    /// old place is repeated. Until this is known the zones stay busy: no drain ends, and no zone is emptied of that copy.
     pub(super) fn end_second(self: &Arc<Self>, transfer: &Transfer) {
         let (block, medium) = (&transfer.block, transfer.place.medium);
         let on_their_way = self.tiering.traffic.lock().recording.places(block);
