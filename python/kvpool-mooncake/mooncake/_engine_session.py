@@ -63,28 +63,31 @@ def session_name(host: str, port: int) -> str:
 def serve(
     host: str, port: int, secret: str, any_port: bool, devices: list[str] | None, reads_directly: bool
 ) -> tuple[PeerEngine, str]:
-    """Listens on the address of the host name, else on all interfaces. Returns the engine and its address.
+    """Listens on an address of the host name, else on all interfaces. Returns the engine and its address.
 
     The engine uses the named RDMA devices, or all devices for an empty list. Logs a warning if it listens on another
     port, or if the host name cannot be resolved. Raises OSError if it cannot listen.
     """
-    ports = [port, 0] if any_port and port else [port]
-    tries = [(host, number) for number in ports]
     found = _addresses(host)
-    # The host's address may belong to a NAT, so the session then listens on all interfaces. A loopback address
-    # never does. A caller that names one wants no connections from other machines.
-    if not _are_loopback(found):
-        tries += [("::" if ":" in host else "0.0.0.0", number) for number in ports]
+    # One bind of all addresses would go on to the next address if the port is taken. Peers on this host try the
+    # addresses in the same order, so they would reach another process.
+    bind = next(filter(_is_here, found), None)
+    if bind is None:
+        # The host's address may belong to a NAT, so the session then listens on all interfaces. A loopback address
+        # never does. A caller that names one wants no connections from other machines.
+        if _are_loopback(found):
+            raise OSError(f"this host has no address of {host!r}")
+        bind = "::" if ":" in host else "0.0.0.0"
     last: OSError = OSError("no address")
-    for bind, number in tries:
+    for number in [port, 0] if any_port and port else [port]:
         try:
             native = PeerEngine(bind, number, host, secret, devices, reads_directly)
         except OSError as error:
+            # This host has the address, so the error is about the port.
             last = error
             continue
         name = session_name(host, native.port())
         if number != port:
-            # The try before had the same address, so its error is about the port.
             _log.warning(
                 "port %d cannot be used (%s): the session is %s. Free the port, or give peers this name, which"
                 " get_session_id() returns",
@@ -112,8 +115,21 @@ def _addresses(host: str) -> list[str]:
     """The addresses of a host; none if its name cannot be resolved."""
     # The resolver raises ValueError for a text that cannot be a name.
     with contextlib.suppress(OSError, ValueError):
-        return [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+        found = [entry[4] for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+        # Unlike the resolver, this keeps the interface of a link-local address.
+        numeric = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
+        return [socket.getnameinfo(address, numeric)[0] for address in found]
     return []
+
+
+def _is_here(address: str) -> bool:
+    """Whether this host has an address."""
+    with contextlib.suppress(OSError):
+        family, kind, _, _, target = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(target)
+        return True
+    return False
 
 
 def _are_loopback(addresses: list[str]) -> bool:
