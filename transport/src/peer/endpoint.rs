@@ -248,7 +248,7 @@ impl Endpoint {
     /// # Errors
     ///
     /// [`Code::OutOfRange`] when a move leaves the peer's exposed memory. The message names the move's
-    /// range and the nearest exposed range.
+    /// range, and the nearest exposed range if the peer tells it within a second.
     /// [`Code::ChecksumMismatch`] when memory changed during the transfer. Otherwise as
     /// [`Endpoint::route`].
     pub fn transfer(

@@ -9,10 +9,18 @@ use crate::checksum::combine_chunks;
 use crate::link::{ReadOp, SumsOp, TransferError, WriteOp};
 use crate::memory::{Region, Slice};
 use futures::executor::block_on;
-use futures::future::join_all;
+use futures::future::{BoxFuture, join_all};
 use kvpool_types::{Checksum, Code, Epoch, Extent, GrantId, Length, Offset};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+/// The longest time to wait for a peer's nearest range, after a refusal.
+const ANSWER: Duration = Duration::from_secs(1);
+/// How much later the peer's answer counts as lost, and ends the connection.
+const LATE_ANSWER: Duration = Duration::from_secs(60);
 
 pub(super) type Outcome = Result<(), TransferError>;
 /// The chunk checksums of one range.
@@ -65,25 +73,16 @@ impl PeerTransfer<'_> {
         if error.code != Code::OutOfRange {
             return error;
         }
-        let nearest = match self.nearest(run.extent.offset) {
-            None => String::new(),
-            Some((_, 0)) => "; the peer has registered no memory".to_owned(),
-            Some((start, length)) => {
-                format!("; the nearest registered range is {length} bytes at {start:#x}")
-            }
-        };
-        TransferError {
-            code: error.code,
-            message: format!(
-                "{} bytes at {:#x} do not lie in one registered range of the peer{nearest}",
-                run.extent.length, run.extent.offset.0
-            ),
-        }
+        with_nearest(&run.extent, self.nearest(run.extent.offset), error)
     }
 
     /// The range that the peer exposes nearest to an address, by its first address and its length. `None` if the peer
-    /// does not tell, as a peer of an earlier version.
+    /// does not tell, as a peer of an earlier version, or if the deadline leaves no time to ask.
     fn nearest(&self, address: Offset) -> Option<(u64, u64)> {
+        let limit = Instant::now() + ANSWER;
+        if self.deadline <= limit {
+            return None;
+        }
         let extent = Extent {
             segment: NEAREST,
             offset: address,
@@ -98,8 +97,10 @@ impl PeerTransfer<'_> {
             into: vec![answer.whole()],
             right: None,
         };
-        let asked = block_on(self.peer.tcp.read(Epoch(0), vec![question], self.deadline));
-        asked.into_iter().next()?.ok()?;
+        // A late exchange ends its connection, and the transfers on it. So this one gets more time than the wait.
+        let late = self.deadline.max(limit + LATE_ANSWER);
+        let asked = self.peer.tcp.read(Epoch(0), vec![question], late);
+        wait_by(asked, limit)?.into_iter().next()?.ok()?;
         let (mut start, mut length) = ([0; 8], [0; 8]);
         answer.whole().read_at(Offset(0), &mut start);
         answer.whole().read_at(Offset(8), &mut length);
@@ -250,8 +251,9 @@ impl PeerTransfer<'_> {
         let fits = lengths().fold(0, u64::saturating_add) >= least
             && lengths().all(|length| length <= direct::MOST_OF_RUN);
         let is_writable = || runs.iter().all(|run| run.is_writable());
-        let is_usable = || self.peer.rdma.is_err() && direct.may_read(Instant::now());
-        (fits && is_usable() && is_writable()).then_some(direct)
+        let is_usable = fits && self.peer.rdma.is_err() && is_writable();
+        // Asked last: it may admit this read as the only one after a pause.
+        (is_usable && direct.may_read(Instant::now())).then_some(direct)
     }
 
     /// The peer's checksums of whole runs. Several requests at a time keep all connections of the peer busy.
@@ -272,6 +274,57 @@ impl PeerTransfer<'_> {
     }
 }
 
+/// The error of a range that the peer refused, with the peer's nearest range.
+fn with_nearest(
+    refused: &Extent,
+    nearest: Option<(u64, u64)>,
+    error: TransferError,
+) -> TransferError {
+    let (asked, from) = (refused.length.0, refused.offset.0);
+    let nearest = match nearest {
+        None => String::new(),
+        Some((_, 0)) => "; the peer has registered no memory".to_owned(),
+        // The peer has registered the range meanwhile, or the refusal had another reason.
+        Some((start, length))
+            if start <= from && from.saturating_add(asked) <= start.saturating_add(length) =>
+        {
+            return error;
+        }
+        Some((start, length)) => {
+            format!("; the peer's nearest registered range is {length} bytes at {start:#x}")
+        }
+    };
+    TransferError {
+        code: error.code,
+        message: format!(
+            "{}: {asked} bytes at {from:#x} of the peer's memory{nearest}",
+            error.message
+        ),
+    }
+}
+
+/// The outcome of a future, or `None` if it has none by `limit`.
+fn wait_by<T>(mut future: BoxFuture<'_, T>, limit: Instant) -> Option<T> {
+    struct Caller(Thread);
+    impl Wake for Caller {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Caller(thread::current())));
+    let mut context = Context::from_waker(&waker);
+    loop {
+        if let Poll::Ready(outcome) = future.as_mut().poll(&mut context) {
+            return Some(outcome);
+        }
+        let left = limit.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return None;
+        }
+        thread::park_timeout(left);
+    }
+}
+
 fn sum_parts(of: Extent) -> Vec<Extent> {
     let mut parts = Vec::new();
     let mut at = 0;
@@ -285,4 +338,51 @@ fn sum_parts(of: Extent) -> Vec<Extent> {
         at += length;
     }
     parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::channel::oneshot;
+    use futures::future::{FutureExt, pending};
+    use kvpool_types::SegmentId;
+
+    #[test]
+    fn a_refusal_keeps_its_message_and_names_no_range_that_holds_the_refused_one() {
+        let refused = Extent {
+            segment: SegmentId(0),
+            offset: Offset(0x1000),
+            length: Length(16),
+        };
+        let message = |nearest| {
+            let error = TransferError {
+                code: Code::OutOfRange,
+                message: "refused".to_owned(),
+            };
+            with_nearest(&refused, nearest, error).message
+        };
+        let base = "refused: 16 bytes at 0x1000 of the peer's memory";
+        assert_eq!(message(None), base);
+        let none = format!("{base}; the peer has registered no memory");
+        assert_eq!(message(Some((0, 0))), none);
+        let short = format!("{base}; the peer's nearest registered range is 15 bytes at 0x1000");
+        assert_eq!(message(Some((0x1000, 15))), short);
+        assert_eq!(message(Some((0x1000, 16))), "refused");
+    }
+
+    #[test]
+    fn waiting_for_a_future_ends_with_it_or_at_the_limit() {
+        let limit = Instant::now() + Duration::from_millis(50);
+        assert_eq!(wait_by(pending::<()>().boxed(), limit), None);
+        assert!(Instant::now() >= limit);
+        let (tell, told) = oneshot::channel();
+        let teller = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(50));
+            tell.send(7).unwrap();
+        });
+        let limit = Instant::now() + Duration::from_secs(20);
+        assert_eq!(wait_by(told.boxed(), limit), Some(Ok(7)));
+        assert!(Instant::now() < limit);
+        teller.join().unwrap();
+    }
 }
