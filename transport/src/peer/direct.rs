@@ -24,7 +24,7 @@ use crate::outcomes::deadline_exceeded;
 use kvpool_types::{CHUNK, Checksum, Code, HostId, Length, Offset};
 use parking_lot::Mutex;
 use std::io;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, available_parallelism};
 use std::time::{Duration, Instant};
 
@@ -44,9 +44,10 @@ const STEP: u64 = 256 << 10;
 const MAX_THREADS: usize = 4;
 /// The failures in a row after which the memory is not read for a [`PAUSE`].
 const MAX_FAILURES: u32 = 3;
-/// How long the memory is not read then, and after each further failure. The kernel may have lacked memory, or the
-/// failed reads were of ranges that it cannot copy.
+/// How long the memory is not read then. The kernel may have lacked memory, or the failed reads were of ranges that it
+/// cannot copy. After a pause one read tries again. Each such try doubles the pause, until a copy is good.
 const PAUSE: Duration = Duration::from_secs(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 type Mark = [u8; 16];
 
@@ -84,10 +85,18 @@ pub(super) struct DirectMemory {
     /// The mark, and its address in the process.
     mark: Mark,
     at: u64,
-    /// The reads that have failed since the last good copy.
-    failures: AtomicU32,
-    /// The end of the last [`PAUSE`].
-    paused_until: Mutex<Option<Instant>>,
+    failures: Mutex<Failures>,
+}
+
+/// The failures of a peer's memory since its last good copy.
+#[derive(Debug, Default)]
+struct Failures {
+    in_a_row: u32,
+    /// The last pause, and its end.
+    pause: Duration,
+    paused_until: Option<Instant>,
+    /// Whether a pause was logged, since the connection was opened.
+    is_logged: bool,
 }
 
 /// A part of a run that one thread copies.
@@ -115,8 +124,7 @@ impl DirectMemory {
             process: process.ok_or_else(|| io::Error::other("the peer has no process id"))?,
             mark: *mark,
             at: u64::from_le_bytes(*at),
-            failures: AtomicU32::new(0),
-            paused_until: Mutex::default(),
+            failures: Mutex::default(),
         };
         memory.copy(0, &mut [])?;
         Ok(memory)
@@ -124,12 +132,22 @@ impl DirectMemory {
 
     /// Whether the last reads did not all fail.
     pub(super) fn works(&self) -> bool {
-        self.failures.load(Ordering::Relaxed) < MAX_FAILURES
+        self.failures.lock().in_a_row < MAX_FAILURES
     }
 
-    /// Whether a read may copy at `now`: the last reads did not all fail, or the pause after them is over.
+    /// Whether a read may copy at `now`: the last reads did not all fail, or it is the first one after a pause.
     pub(super) fn may_read(&self, now: Instant) -> bool {
-        self.works() || self.paused_until.lock().is_some_and(|until| now >= until)
+        let mut failures = self.failures.lock();
+        if failures.in_a_row < MAX_FAILURES {
+            return true;
+        }
+        if failures.paused_until.is_some_and(|until| now < until) {
+            return false;
+        }
+        // Other reads wait for the outcome of this one.
+        failures.pause = (failures.pause * 2).min(LONGEST_PAUSE);
+        failures.paused_until = Some(now + failures.pause);
+        true
     }
 
     /// Copies the runs whose checksums the peer gave, `said`. All of them were made before the first copy. So a change
@@ -219,17 +237,24 @@ impl DirectMemory {
     fn note(&self, ended: &io::Result<Vec<(usize, Outcome)>>) {
         match ended {
             Ok(ended) if ended.iter().any(|(_, outcome)| outcome.is_ok()) => {
-                self.failures.store(0, Ordering::Relaxed);
+                self.failures.lock().in_a_row = 0;
             }
             Ok(_) => {}
             Err(error) => {
-                let before = self.failures.fetch_add(1, Ordering::Relaxed);
-                if before >= MAX_FAILURES - 1 {
-                    *self.paused_until.lock() = Some(Instant::now() + PAUSE);
+                let mut failures = self.failures.lock();
+                failures.in_a_row = failures.in_a_row.saturating_add(1);
+                if failures.in_a_row != MAX_FAILURES {
+                    return;
                 }
-                if before == MAX_FAILURES - 1 {
+                failures.pause = PAUSE;
+                failures.paused_until = Some(Instant::now() + PAUSE);
+                // Ranges that can be copied may alternate with others, and would end each pause.
+                if !std::mem::replace(&mut failures.is_logged, true) {
                     let process = self.process;
-                    tracing::warn!(%error, process, "a peer's memory cannot be read: reads go over TCP");
+                    tracing::warn!(
+                        %error, process, pause = ?PAUSE,
+                        "a peer's memory cannot be read: reads go over TCP until a copy after the pause is good"
+                    );
                 }
             }
         }
@@ -473,18 +498,25 @@ mod tests {
             assert!(memory.read(&[&good], sums(), soon()).is_err());
             assert_eq!(memory.works(), left > 0);
         }
-        for _ in 0..2 {
-            let until = memory.paused_until.lock().unwrap();
+        let mut until = memory.failures.lock().paused_until.unwrap();
+        for next in [20, 40, 60, 60] {
             let before = until.checked_sub(Duration::from_millis(1)).unwrap();
             assert!(!memory.may_read(before));
             assert!(memory.may_read(until), "never again");
+            assert!(!memory.may_read(until), "two reads try at once");
             assert!(memory.read(&[&good], sums(), soon()).is_err());
-            assert!(!memory.may_read(until), "the failure begins another pause");
+            until += Duration::from_secs(next);
+            assert_eq!(memory.failures.lock().paused_until, Some(until));
         }
         change_mark();
         let outcomes = memory.read(&[&good], sums(), soon()).unwrap();
         assert_eq!(codes(outcomes), [Code::Ok]);
-        assert!(memory.may_read(Instant::now()));
+        assert!((0..2).all(|_| memory.may_read(Instant::now())));
+        change_mark();
+        for _ in 0..MAX_FAILURES {
+            assert!(memory.read(&[&good], sums(), soon()).is_err());
+        }
+        assert_eq!(memory.failures.lock().pause, PAUSE);
     }
 
     #[test]
