@@ -479,12 +479,16 @@ mod tests {
                     let mut scatter = Scatter::default();
                     scatter.push_bytes(&mut byte);
                     let late = scatter.receive_by(ours.as_fd(), deadline).unwrap_err();
+                    let ended = Instant::now();
                     assert_eq!(late.kind(), io::ErrorKind::TimedOut);
-                    deadline.elapsed()
+                    assert!(ended >= deadline, "it ended early");
+                    ended - deadline
                 })
             })
             .collect();
-        let late = waits.into_iter().map(|wait| wait.join().unwrap()).max();
-        assert!(late < Some(Duration::from_millis(150)), "{late:?} late");
+        let mut late: Vec<_> = waits.into_iter().map(|wait| wait.join().unwrap()).collect();
+        late.sort_unstable();
+        // A busy machine may delay some of the threads.
+        assert!(late[4] < Duration::from_millis(70), "{late:?} late");
     }
 }
