@@ -66,7 +66,7 @@ fn refuse<S: Side>(
 }
 
 /// The client's handshake for frames on a connected blocking socket, by `deadline`. Changes the
-/// socket's timeouts.
+/// socket's timeouts. The kernel rounds them up to ticks, so the handshake may end later by one tick.
 ///
 /// # Errors
 ///

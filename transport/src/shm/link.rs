@@ -152,7 +152,7 @@ fn open_socket(path: &Path, deadline: Instant) -> Result<OwnedFd, Errno> {
         SocketFlags::CLOEXEC,
         None,
     )?;
-    // A blocking connect obeys the send timeout.
+    // A blocking connect obeys the send timeout. The kernel rounds that up to ticks.
     let left = deadline.saturating_duration_since(Instant::now());
     set_timeouts(socket.as_fd(), Some(left))
         .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL))?;

@@ -334,7 +334,7 @@ fn check_incarnation(expected: Incarnation, reply: &HelloReply) -> Result<(), Tr
     })
 }
 
-/// Opens a connection and says hello, by `deadline`.
+/// Opens a connection and says hello, by `deadline`. A TLS handshake may end later by a tick of the kernel.
 pub(crate) fn open(
     address: SocketAddr,
     hello: &Hello,
