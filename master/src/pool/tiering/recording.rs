@@ -65,7 +65,7 @@ impl Pool {
     ///
     /// The record of that copy may still be on its way to the log. The log may refuse the record, or the node of that
     /// copy may begin to leave. Then a block that is in memory is stored again. A move whose copy is still at its
-    /// old place is repeated. Until this is known the zones stay busy: no drain ends, and no zone is emptied of that copy.
+    /// old place is repeated. Until this is known the zones stay busy: no drain ends, and no zone loses that copy.
     pub(super) fn end_second(self: &Arc<Self>, transfer: &Transfer) {
         let (block, medium) = (&transfer.block, transfer.place.medium);
         let on_their_way = self.tiering.traffic.lock().recording.places(block);
