@@ -203,6 +203,18 @@ async fn a_zone_is_emptied_behind_what_an_earlier_session_recorded() {
     pool.retire().await;
 }
 
+/// Another live node, to which this medium is attached, and its session.
+fn other_node_on(pool: &Pool, medium: SegmentId) -> (Arc<StoreNode>, u64, Sent) {
+    let (outbox, sent) = tokio::sync::mpsc::unbounded_channel();
+    let other = NodeName("other".into());
+    let other = StoreNode::new(other, Incarnation(2), GrantKey([2; 32]), pool.now());
+    let session = other.attach(Address::default(), outbox, pool.now());
+    other.set_state(NodeState::Live);
+    let other = Arc::new(other);
+    attach(pool, &other, session, medium);
+    (other, session, sent)
+}
+
 /// Another node stores the block while its copy moves. The node of one of the two copies may be about to leave.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_move_between_zones_replaces_no_copy_that_stays_elsewhere() {
@@ -222,13 +234,7 @@ async fn a_move_between_zones_replaces_no_copy_that_stays_elsewhere() {
             ..in_use(&node, session)
         };
         pool.tiering.traffic.lock().uses.insert(medium.id, used);
-        let (outbox, _sent) = tokio::sync::mpsc::unbounded_channel();
-        let other = NodeName("other".into());
-        let other = StoreNode::new(other, Incarnation(2), GrantKey([2; 32]), pool.now());
-        let of_other = other.attach(Address::default(), outbox, pool.now());
-        other.set_state(NodeState::Live);
-        let other = Arc::new(other);
-        attach(&pool, &other, of_other, second);
+        let (other, _, _sent) = other_node_on(&pool, second);
         let from = Place {
             medium: medium.id,
             offset: Offset(FROM),
@@ -277,13 +283,7 @@ async fn a_move_between_zones_ends_when_the_copy_that_stays_elsewhere_is_recorde
             ..in_use(&node, session)
         };
         pool.tiering.traffic.lock().uses.insert(medium.id, used);
-        let (outbox, _sent) = tokio::sync::mpsc::unbounded_channel();
-        let other = NodeName("other".into());
-        let other = StoreNode::new(other, Incarnation(2), GrantKey([2; 32]), pool.now());
-        let of_other = other.attach(Address::default(), outbox, pool.now());
-        other.set_state(NodeState::Live);
-        let other = Arc::new(other);
-        attach(&pool, &other, of_other, second.id);
+        let (other, of_other, _sent) = other_node_on(&pool, second.id);
         let from = Place {
             medium: medium.id,
             offset: Offset(FROM),
