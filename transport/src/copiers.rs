@@ -1,5 +1,7 @@
 //! Threads that copy and checksum callers' memory, so that no runtime thread has to. Also divides a batch
-//! into jobs.
+//! into jobs. Threads that have no job help with a long block ([`together`]).
+
+pub(crate) mod together;
 
 use kvpool_types::{Length, SegmentId};
 use parking_lot::{Condvar, Mutex};
@@ -26,6 +28,8 @@ struct CopierShared {
 #[derive(Default)]
 struct CopierState {
     jobs: VecDeque<Job>,
+    /// The number of threads that wait for a job.
+    idle: usize,
     closing: bool,
 }
 
@@ -44,6 +48,12 @@ impl Copiers {
                 })?;
         }
         Ok(copiers)
+    }
+
+    /// The number of threads without a job.
+    fn idle(&self) -> usize {
+        let state = self.0.state.lock();
+        state.idle.saturating_sub(state.jobs.len())
     }
 
     /// Queues jobs under one lock.
@@ -75,7 +85,9 @@ impl CopierShared {
             if state.closing {
                 return None;
             }
+            state.idle += 1;
             self.changed.wait(&mut state);
+            state.idle -= 1;
         }
     }
 }

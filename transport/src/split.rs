@@ -30,42 +30,46 @@ pub(crate) fn cut_read(
     read: &ReadOp,
     parts: &mut Vec<Part>,
 ) -> Result<(), TransferError> {
-    let length = check_read(read)?;
-    let mut slices = read.into.iter();
-    let mut open: Option<Slice> = None;
+    check_read(read)?;
     let mut done = 0;
-    while done < length.0 {
-        let size = FRAME_BYTES.min(length.0 - done);
-        let mut into = Vec::new();
-        let mut left = size;
-        while left > 0 {
-            let slice = match open.take() {
-                Some(slice) => slice,
-                None => slices
-                    .next()
-                    .expect("invariant: the slices span the length")
-                    .clone(),
-            };
-            let taken = left.min(slice.length().0);
-            let head = slice.slice(Offset(0), Length(taken));
-            let tail = slice.slice(Offset(taken), Length(slice.length().0 - taken));
-            into.extend(head.filter(|head| head.length() > Length(0)));
-            open = tail.filter(|tail| tail.length() > Length(0));
-            left -= taken;
-        }
+    for into in cut(&read.into, FRAME_BYTES) {
+        let length = total_length(&into);
         parts.push(Part {
             op,
             item: ReadItem {
                 extent: read.extent,
                 from: Offset(read.from.0.saturating_add(done)),
-                length: Length(size),
+                length,
                 right: read.right,
             },
             into,
         });
-        done += size;
+        done += length.0;
     }
     Ok(())
+}
+
+/// Cuts memory into parts of `size` bytes, in order. The last part may be shorter.
+pub(crate) fn cut(memory: &[Slice], size: u64) -> Vec<Vec<Slice>> {
+    let mut parts = Vec::new();
+    let (mut part, mut room) = (Vec::new(), size);
+    for slice in memory {
+        let mut done = 0;
+        while done < slice.length().0 {
+            let taken = room.min(slice.length().0 - done);
+            part.extend(slice.slice(Offset(done), Length(taken)));
+            done += taken;
+            room -= taken;
+            if room == 0 {
+                parts.push(std::mem::take(&mut part));
+                room = size;
+            }
+        }
+    }
+    if !part.is_empty() {
+        parts.push(part);
+    }
+    parts
 }
 
 /// Checks a read's arguments. Returns its length.

@@ -4,7 +4,7 @@
 use super::link::OpenShmLink;
 use crate::checksum::{Private, copy_with_whole_sum};
 use crate::control::{Read, judged};
-use crate::copiers::{Job, by_segment, grouped};
+use crate::copiers::{Copiers, Job, by_segment, grouped, together};
 use crate::frame::status;
 use crate::link::{ReadOp, TransferError, TransferResult};
 use crate::memory::{Region, Slice, total_length};
@@ -86,7 +86,7 @@ pub(super) fn now(
 
 /// Queues the reads of one segment.
 fn submit(
-    open: &OpenShmLink,
+    open: &Arc<OpenShmLink>,
     region: &Region,
     batch: &Arc<Batch<Checksum>>,
     reads: Vec<Read>,
@@ -94,16 +94,22 @@ fn submit(
 ) {
     let groups = grouped(reads, |read| read.source.length);
     open.copiers.submit(groups.into_iter().map(|group| -> Job {
-        let (region, batch) = (region.clone(), batch.clone());
+        let (open, region, batch) = (open.clone(), region.clone(), batch.clone());
         Box::new(move || {
             for read in group {
-                copy(&region, &batch, &read, deadline);
+                copy(&open.copiers, &region, &batch, &read, deadline);
             }
         })
     }));
 }
 
-fn copy(region: &Region, batch: &Batch<Checksum>, read: &Read, deadline: Instant) {
+fn copy(
+    copiers: &Copiers,
+    region: &Region,
+    batch: &Batch<Checksum>,
+    read: &Read,
+    deadline: Instant,
+) {
     let from = match part(region, &read.source) {
         Ok(from) => from,
         Err(error) => return batch.end(read.item, Err(error)),
@@ -111,8 +117,7 @@ fn copy(region: &Region, batch: &Batch<Checksum>, read: &Read, deadline: Instant
     let Some(into) = batch.take(read.item) else {
         return;
     };
-    let in_time = || Instant::now() < deadline;
-    let copied = copy_with_whole_sum(&[from], &into, Private::Destination, in_time);
+    let copied = together::copy(copiers, &[from], &into, Private::Destination, deadline);
     // The memory is released before the caller is told.
     drop(into);
     batch.end(read.item, copied.ok_or_else(deadline_exceeded));
