@@ -400,6 +400,7 @@ impl Fence {
                 space.floors.raise(span.range, grant);
             }
             for (range, record) in space.records.remove_overlapping(span.range) {
+                self.unrecorded.forget(&record);
                 if record.epoch == epoch {
                     space.floors.raise(range, record.grant);
                 }

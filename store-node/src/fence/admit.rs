@@ -47,9 +47,7 @@ impl Fence {
     /// ends it.
     pub(crate) fn admit_now(&mut self, proven: &Proven) -> Result<Span, Refused> {
         let span = self.admit_write(proven)?;
-        if let Some(space) = self.spaces.get_mut(span.segment.0) {
-            space.records.remove_overlapping(span.range);
-        }
+        self.remove_records(span);
         Ok(span)
     }
 
@@ -298,10 +296,17 @@ impl Fence {
     /// Adds the touch of a write. The write may leave mixed bytes. So it removes the record of an earlier
     /// epoch's write, which was never committed.
     fn touch_to_write(&mut self, span: Span, touch: Touch) {
-        if let Some(space) = self.spaces.get_mut(span.segment.0) {
-            space.records.remove_overlapping(span.range);
-        }
+        self.remove_records(span);
         self.touch(span, touch);
+    }
+
+    /// Removes the records of all extents that share a byte with the span.
+    fn remove_records(&mut self, span: Span) {
+        if let Some(space) = self.spaces.get_mut(span.segment.0) {
+            for (_, record) in space.records.remove_overlapping(span.range) {
+                self.unrecorded.forget(&record);
+            }
+        }
     }
 
     /// The span of a written extent. The caller must name the present incarnation, and no earlier epoch.

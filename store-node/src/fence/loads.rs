@@ -8,25 +8,27 @@
 //! master of its term reports that the record is durable. The master reports this for all loads below a grant
 //! id.
 
+use super::record::Record;
 use super::{Fence, Span, extent};
 use kvpool_types::{Epoch, Extent, GrantId, Version};
 use std::collections::BTreeMap;
 
-/// The most loads that are kept. Beyond that, the loads with the lowest grant ids are forgotten.
+/// The most loads that are kept. Beyond that, the loads of the earliest term with the lowest grant ids are
+/// forgotten.
 const MOST: usize = 1 << 18;
 
-/// Loads whose records may not be durable, by grant id. An entry whose extent has been fenced or written
-/// since is skipped when loads are named.
+/// Loads whose records may not be durable, by term and grant id. A load is forgotten with the fence's record of
+/// its extent. So each load that is kept is still at its extent.
 #[derive(Debug, Default)]
 pub(super) struct Unrecorded {
-    loads: BTreeMap<GrantId, (Epoch, Span)>,
+    loads: BTreeMap<(Epoch, GrantId), Span>,
     /// Whether a load was ever forgotten because of [`MOST`].
     was_full: bool,
 }
 
 impl Unrecorded {
     fn add(&mut self, grant: GrantId, epoch: Epoch, span: Span) {
-        self.loads.insert(grant, (epoch, span));
+        self.loads.insert((epoch, grant), span);
         if self.loads.len() > MOST {
             self.loads.pop_first();
             if !std::mem::replace(&mut self.was_full, true) {
@@ -38,12 +40,16 @@ impl Unrecorded {
         }
     }
 
-    /// Forgets the loads of a term below a grant id. Grant ids of earlier terms are lower.
+    /// Forgets the load that wrote this extent, if a load did. The fence no longer has the record.
+    pub(super) fn forget(&mut self, removed: &Record) {
+        self.loads.remove(&(removed.epoch, removed.grant));
+    }
+
+    /// Forgets the loads of a term below a grant id. Looks at no load of another term.
     fn end(&mut self, epoch: Epoch, below: GrantId) {
-        let lower = self.loads.range(..below);
-        let over = lower.filter(|(_, (of, _))| *of == epoch);
-        for grant in over.map(|(grant, _)| *grant).collect::<Vec<_>>() {
-            self.loads.remove(&grant);
+        let over = self.loads.range((epoch, GrantId(0))..(epoch, below));
+        for load in over.map(|(load, _)| *load).collect::<Vec<_>>() {
+            self.loads.remove(&load);
         }
     }
 }
@@ -74,14 +80,9 @@ impl Fence {
     /// The extents of loads whose records may not be durable, under the present segment numbers.
     pub(crate) fn loaded(&self) -> Vec<Extent> {
         let ids = self.segment_ids();
-        let loads = self.unrecorded.loads.iter();
+        let loads = self.unrecorded.loads.values();
         loads
-            .filter_map(|(grant, (epoch, span))| {
-                let record = self.spaces.get(span.segment.0)?.records.get(span.range)?;
-                let is_there = record.grant == *grant && record.epoch == *epoch;
-                let id = ids.get(span.segment.0).filter(|_| is_there)?;
-                Some(extent(*id, span.range))
-            })
+            .filter_map(|span| Some(extent(*ids.get(span.segment.0)?, span.range)))
             .collect()
     }
 }

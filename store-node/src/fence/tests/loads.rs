@@ -70,6 +70,40 @@ fn a_load_is_forgotten_with_its_extent_and_with_its_life() {
 }
 
 #[test]
+fn a_load_is_forgotten_with_its_record_whatever_takes_the_extent() {
+    let mut fence = fence();
+    let (fenced, received, copied) = (extent(0, 64), extent(64, 64), extent(128, 64));
+    for (id, block) in [(7, fenced), (8, received), (9, copied)] {
+        load(&mut fence, id, block);
+    }
+    fence.enter(saying(6)).unwrap();
+    assert_eq!(fence.loaded(), [fenced, received, copied]);
+    let grant = |id, block| KEY.sign(INCARNATION, Epoch(6), GrantId(id), block);
+    assert_eq!(close(&mut fence, 70, 0, fenced), [70]);
+    assert_eq!(fence.loaded(), [received, copied]);
+    // A write that is given up leaves mixed bytes.
+    let span = receive(&mut fence, &grant(10, received)).unwrap();
+    fence.end_receive(span, None);
+    assert_eq!(fence.loaded(), [copied]);
+    let written = write_now(&mut fence, &grant(11, copied), &sums());
+    assert_eq!((written, fence.loaded()), (Code::Ok, vec![]));
+}
+
+#[test]
+fn a_load_is_named_beside_one_of_a_later_term_with_the_same_grant_id() {
+    let mut fence = fence();
+    let (early, late) = (extent(0, 64), extent(64, 64));
+    load(&mut fence, 7, early);
+    fence.enter(saying(6)).unwrap();
+    let newer = KEY.sign(INCARNATION, Epoch(6), GrantId(7), late);
+    assert_eq!(write(&mut fence, &newer), Code::Ok);
+    fence.is_load_of(&late, GrantId(7), Version(3));
+    assert_eq!(fence.loaded(), [early, late]);
+    fence.loads_recorded(GrantId(8));
+    assert_eq!(fence.loaded(), [early]);
+}
+
+#[test]
 fn a_load_of_a_master_that_never_says_what_is_recorded_is_not_named() {
     let mut fence = unwelcomed();
     fence.enter(term(EPOCH.0)).unwrap();
