@@ -34,7 +34,9 @@ pub struct Request {
     pub op: Op,
     /// The first byte, as an offset into the device; 0 for a flush.
     pub offset: u64,
-    /// Called once with the outcome, on a thread of the engine. The function must not block.
+    /// Called once with the outcome, on a thread of the engine. The function must not wait for I/O or for another
+    /// request, because the thread has other completions to serve. It may compute briefly: a store node verifies
+    /// a block of up to 2 MiB here if no other transfer is in progress.
     pub done: Box<dyn FnOnce(Completion) + Send>,
 }
 

@@ -8,7 +8,8 @@
 //!          (not in granules) medium ─► arena ─► worker: verified ─► memory, under a grant
 //! ```
 //!
-//! A reader waits for a load. So a load begins on the session's thread if nothing has to be waited for. A
+//! A reader waits for a load. So the first loads of a message begin on the session's thread, if nothing has to be
+//! waited for. The workers begin the others, since the session's thread also answers heartbeats and fences. A
 //! short load without concurrent transfers also ends on the disk's thread.
 //!
 //! To offer or attach a medium may mean to wait for its disk, for seconds. So the attacher threads do nothing
@@ -30,6 +31,7 @@ mod simulated;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod work;
 
 pub(crate) use config::SsdConfig;
 
@@ -40,16 +42,18 @@ use kvpool_disk::{Arena, Engine, OpenError, Options, open, open_in};
 use kvpool_proto::{self as proto, node_message::Body as ToMaster};
 use kvpool_types::{ClusterId, Incarnation, MediumId};
 use parking_lot::{Condvar, Mutex};
-use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
-use transfer::{Arrived, Order, ROOM};
+use transfer::{Order, ROOM};
+use work::{Duty, Job, Work};
 
 /// Threads that serve the session and verify loads. The disk's own thread waits for the device.
 const WORKERS: usize = 2;
+/// The most loads of one message that begin on the session's thread. To begin one takes some microseconds.
+const AT_ONCE: usize = 64;
 /// Attacher threads beyond one for each disk. One thread is free even while every disk hangs.
 const SPARE_ATTACHERS: usize = 1;
 /// Threads that copy blocks to media. They have a low priority, so that puts and gets do not wait for a copy.
@@ -195,90 +199,6 @@ struct Told {
     begun: tokio::time::Instant,
 }
 
-#[derive(Debug, Default)]
-struct Work {
-    jobs: VecDeque<Job>,
-    /// Orders for disks that did not answer, which are repeated at intervals.
-    later: Vec<Job>,
-    /// Loads that wait for arena memory, in the order in which they get it.
-    without_room: VecDeque<Box<Order>>,
-    /// Transfers that have begun and not ended.
-    in_flight: usize,
-    /// The number of transfers that have ended. Each returned its memory to the arena.
-    ended: u64,
-    /// The value of `ended` when a load last found no memory.
-    ended_at_try: u64,
-    is_closed: bool,
-}
-
-#[derive(Debug)]
-enum Job {
-    Offer(ClusterId, Answers),
-    /// Offers the media again to the session to which they were offered last.
-    OfferAgain,
-    Attach(ClusterId, proto::AttachMedium, Answers),
-    Reset(ClusterId, MediumId, Answers),
-    Transfer(Box<Order>),
-    /// A load that found no arena memory before.
-    Again(Box<Order>),
-    Arrived(Box<Arrived>),
-}
-
-/// The group of threads that does a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Duty {
-    Serve,
-    Copy,
-    /// Offers, attaches and formats media. May wait for a disk.
-    Attach,
-    /// Does the periodic work, and no jobs. Waits for no disk.
-    Tend,
-}
-
-impl Job {
-    fn duty(&self) -> Duty {
-        match self {
-            Self::Offer(..) | Self::OfferAgain | Self::Attach(..) | Self::Reset(..) => Duty::Attach,
-            Self::Transfer(order) if order.is_store() => Duty::Copy,
-            Self::Transfer(_) | Self::Again(_) | Self::Arrived(_) => Duty::Serve,
-        }
-    }
-}
-
-impl Job {
-    /// Whether the session of an order still exists.
-    fn is_wanted(&self) -> bool {
-        match self {
-            Self::Attach(_, _, answers) | Self::Reset(_, _, answers) => !answers.is_closed(),
-            _ => true,
-        }
-    }
-}
-
-impl Work {
-    /// The first job that can be done now. Jobs that free arena memory come before jobs that take it.
-    fn take(&mut self, duty: Duty) -> Option<Job> {
-        if duty == Duty::Serve {
-            let mut jobs = self.jobs.iter();
-            if let Some(at) = jobs.position(|job| matches!(job, Job::Arrived(_))) {
-                return self.jobs.remove(at);
-            }
-            if self.ended != self.ended_at_try
-                && let Some(order) = self.without_room.pop_front()
-            {
-                return Some(Job::Again(order));
-            }
-        }
-        // An offer waits until the transfers of earlier sessions have ended. Later jobs do not wait for the
-        // offer.
-        let is_ready = |job: &Job| {
-            job.duty() == duty && (!matches!(job, Job::Offer(..)) || self.in_flight == 0)
-        };
-        let at = self.jobs.iter().position(is_ready)?;
-        self.jobs.remove(at)
-    }
-}
-
 impl Media {
     /// Opens the media. Blocks on the devices.
     pub(crate) fn open(config: &[SsdConfig], store: Store) -> Result<Self, MediaError> {
@@ -387,14 +307,23 @@ impl Media {
                 until,
             })
         });
-        // A reader waits for a load, so the load begins here, without another thread.
-        let rest = orders.filter_map(|order| self.shared.begin_at_once(order));
+        // A reader waits for a load, so the first loads begin here, without another thread.
+        let mut at_once = AT_ONCE;
+        let rest = orders.filter_map(|order| {
+            if at_once == 0 || !order.is_load() {
+                return Some(order);
+            }
+            at_once -= 1;
+            self.shared.begin_at_once(order)
+        });
         let rest: Vec<_> = rest.collect();
         if !rest.is_empty() {
             let jobs: Vec<_> = rest.into_iter().map(Job::Transfer).collect();
             let of = |duty| jobs.iter().filter(|job| job.duty() == duty).count();
             let counts = [Duty::Serve, Duty::Copy].map(|duty| (duty, of(duty)));
-            self.shared.work.lock().jobs.extend(jobs);
+            let mut work = self.shared.work.lock();
+            jobs.into_iter().for_each(|job| work.add(job));
+            drop(work);
             for (duty, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
                 self.shared.changed.notify(duty, count);
             }
@@ -513,7 +442,7 @@ impl Drop for Media {
 impl Shared {
     fn push(&self, job: Job) {
         let duty = job.duty();
-        self.work.lock().jobs.push_back(job);
+        self.work.lock().add(job);
         // Each thread does only the jobs of its duty.
         self.changed.notify(duty, 1);
     }
@@ -567,8 +496,8 @@ impl Shared {
         };
         let mut work = self.work.lock();
         let is_offer = |job: &Job| matches!(job, Job::OfferAgain);
-        if is_due && !work.jobs.iter().any(is_offer) {
-            work.jobs.push_back(Job::OfferAgain);
+        if is_due && !work.attachments.iter().any(is_offer) {
+            work.add(Job::OfferAgain);
             drop(work);
             self.changed.notify(Duty::Attach, 1);
         }
@@ -682,7 +611,8 @@ impl Shared {
         if later.is_empty() {
             return;
         }
-        work.jobs.extend(later.into_iter().filter(Job::is_wanted));
+        let wanted = later.into_iter().filter(Job::is_wanted);
+        wanted.for_each(|job| work.add(job));
         drop(work);
         self.changed.notify(Duty::Attach, 1);
     }
@@ -742,7 +672,7 @@ impl Shared {
         work.in_flight -= 1;
         work.ended += 1;
         let is_offer = |job: &Job| matches!(job, Job::Offer(..));
-        let is_offer_ready = work.in_flight == 0 && work.jobs.iter().any(is_offer);
+        let is_offer_ready = work.in_flight == 0 && work.attachments.iter().any(is_offer);
         let has_loads = !work.without_room.is_empty();
         drop(work);
         if is_offer_ready {

@@ -116,6 +116,12 @@ impl Order {
         extents.is_some_and(|(from, to)| !from.segment.is_on_medium() && to.segment.is_on_medium())
     }
 
+    /// Whether the block goes from a medium to memory.
+    pub(super) fn is_load(&self) -> bool {
+        let extents = self.extents();
+        extents.is_some_and(|(from, to)| from.segment.is_on_medium() && !to.segment.is_on_medium())
+    }
+
     fn extents(&self) -> Option<(Extent, Extent)> {
         let extent = |range: Option<proto::ExtentRange>| {
             range.map(|range| Extent {
@@ -206,16 +212,13 @@ impl Shared {
         }
     }
 
-    /// Begins a load into memory if it can begin without waiting; otherwise returns the order. Call this on
-    /// threads that must not wait.
+    /// Begins a load if it can begin without waiting; otherwise returns the order. Call this on threads that must
+    /// not wait.
     pub(super) fn begin_at_once(self: &Arc<Self>, order: Box<Order>) -> Option<Box<Order>> {
         let Some((from, to)) = order.extents() else {
             return Some(order);
         };
-        if !from.segment.is_on_medium() || to.segment.is_on_medium() {
-            return Some(order);
-        }
-        if !self.work.lock().without_room.is_empty() {
+        if self.work.lock().has_waiting_loads() {
             return Some(order);
         }
         match self.load_target(&order, from, to, true) {
@@ -494,7 +497,7 @@ impl Shared {
     fn write(&self, order: &Order, to: Extent, arrival: Arrival) -> Result<Code, Wrong> {
         let guard = match self.admit(order, to) {
             Ok(guard) => guard,
-            Err(code) => return arrival.deliver(|_, _| ()).map(|_| code),
+            Err(code) => return arrival.give_up().map(|()| code),
         };
         let chunks = arrival.deliver(|from, chunk| guard.write_at(Offset(from), chunk))?;
         let code = guard.finish(chunks);

@@ -52,7 +52,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 6,
         what: "attachments of media have threads of their own",
-        file: "store-node/src/media.rs",
+        file: "store-node/src/media/work.rs",
         on: "| Self::Attach(..) | Self::Reset(..) => Duty::Attach,",
         off: "| Self::Attach(..) | Self::Reset(..) => Duty::Serve,",
         package: "kvpool-store-node",
