@@ -2,8 +2,8 @@
 //!
 //! The connection's own thread answers calls that need no wait, in order. A call that waits for
 //! room or for durability also begins on that thread. If the call does not end soon, it continues
-//! as a task of the runtime, so that it delays no call behind it. When the connection ends, its
-//! waiting calls are dropped.
+//! as a task of the runtime, so that it delays no call behind it. A lookup that waits for a load
+//! from a medium becomes a task at once. When the connection ends, its waiting calls are dropped.
 
 use super::greeting::Greeted;
 use super::stream::Framed;
@@ -35,8 +35,9 @@ use tracing::Instrument;
 
 /// How long the peer may stall a half-sent request or an unread answer.
 const STALL: Duration = Duration::from_secs(5);
-/// How long the connection's own thread waits for a call while no other request is behind it. The
-/// call's completion then wakes this thread directly, without a third thread in between.
+/// How long the connection's own thread waits for a commit or a reservation while no other request
+/// is behind it. The call's completion then wakes this thread directly, without a third thread in
+/// between.
 const SOON: Duration = Duration::from_millis(1);
 
 /// One framed connection.
@@ -176,11 +177,7 @@ impl Connection {
                         self.answers.send(&frame)?;
                         continue;
                     };
-                    let timeout = if incoming.has_begun() {
-                        Duration::ZERO
-                    } else {
-                        SOON
-                    };
+                    let timeout = patience(header.op, incoming.has_begun());
                     if let Some(frame) = wait_for(&mut call, timeout) {
                         self.answers.send(&frame)?;
                         end_loan();
@@ -349,7 +346,18 @@ fn begin(calls: &Calls, bearer: &Arc<Bearer>, header: &Header, meta: Bytes) -> B
     })
 }
 
-/// Waits for a call on this thread, at most `timeout`.
+/// How long the connection's own thread waits for a call. `is_followed`: another request is behind it.
+fn patience(op: Op, is_followed: bool) -> Duration {
+    match op {
+        // A load from a medium takes about as long as [`SOON`] or longer. No record delays its answer, so this
+        // thread need not be lent to the journal.
+        Op::Lookup => Duration::ZERO,
+        _ if is_followed => Duration::ZERO,
+        _ => SOON,
+    }
+}
+
+/// Waits for a call on this thread, at most `timeout`. Polls it once if the timeout is zero.
 fn wait_for(call: &mut BoxFuture<'static, Vec<u8>>, timeout: Duration) -> Option<Vec<u8>> {
     struct Unpark(std::thread::Thread);
 
@@ -439,7 +447,7 @@ mod tests {
     use kvpool_daemon::callers::Callers;
     use std::io::Read;
     use std::net::{TcpListener, TcpStream};
-    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Instant;
     use tokio::sync::Semaphore;
 
@@ -501,6 +509,26 @@ mod tests {
             serving.join().unwrap().unwrap();
         }
         pool.stop().await;
+    }
+
+    #[test]
+    fn only_a_call_that_writes_and_has_no_request_behind_it_is_waited_for() {
+        for op in [Op::Commit, Op::Reserve] {
+            assert_eq!(patience(op, false), SOON, "{op:?}");
+            assert_eq!(patience(op, true), Duration::ZERO, "{op:?}");
+        }
+        for is_followed in [false, true] {
+            assert_eq!(patience(Op::Lookup, is_followed), Duration::ZERO);
+        }
+        // With no patience a call is polled once. It then goes on as a task.
+        let polls = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&polls);
+        let mut call: BoxFuture<'static, Vec<u8>> = Box::pin(std::future::poll_fn(move |_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Poll::<Vec<u8>>::Pending
+        }));
+        assert_eq!(wait_for(&mut call, patience(Op::Lookup, false)), None);
+        assert_eq!(polls.load(Ordering::Relaxed), 1);
     }
 
     #[test]
