@@ -13,17 +13,26 @@
 //!
 //! Lock order:
 //!
-//! 1. the table of segments;
-//! 2. the hidden replicas;
-//! 3. the reservations;
-//! 4. the keys whose removal is being logged, and after them the traffic of media;
-//! 5. the hard quotas of one namespace, and after them the pulls;
-//! 6. stripes of the directory in the order of their numbers, then their lineage;
-//! 7. the extents of one segment, with no stripe locked.
+//! 1. `tending` (stores are being ordered), and after it `evicting` (blocks leave the directory, and
+//!    their removal is not submitted yet);
+//! 2. `queueing` (the blocks of a put become visible, and are queued for their copies);
+//! 3. the table of segments;
+//! 4. the hidden replicas;
+//! 5. the reservations;
+//! 6. one of: the keys whose removal is being logged, the queues of blocks for media
+//!    (`demotions`), the media that no node has (`absent`);
+//! 7. the traffic of media;
+//! 8. the room that loads wait for (`wanted_room`), and after it the queue for quotas;
+//! 9. the hard quotas of one namespace, and after them the pulls;
+//! 10. the keys that media admitted (in `admission`);
+//! 11. stripes of the directory in the order of their numbers, then their lineage;
+//! 12. the extents of one segment, with no stripe locked.
 //!
 //! A thread that holds the lock of the replicas found intact takes no other lock. The same holds
-//! for the lock of refused puts. A thread that holds the lock of the blocks that were leased for a
-//! waiting lookup locks only stripes.
+//! for the locks of refused puts, of transfers whose records the log refused (`refused`), and of
+//! the budgets and lost keys of `admission`. A thread that holds the lock of the waiting puts
+//! (`put_queue`) locks only the extents of segments. A thread that holds the lock of the blocks
+//! that were leased for a waiting lookup locks only stripes.
 //!
 //! A thread takes the read lock of the table of segments only once at a time. A waiting writer goes
 //! before new readers, so a second read lock of the same thread would deadlock.
