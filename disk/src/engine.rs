@@ -20,12 +20,6 @@ pub enum Op {
     Write(Buffer),
     /// Make durable every write that was completed before this request was submitted.
     Flush,
-    /// Tell the device that a range is no longer needed. Its content is then undefined. This has no effect on
-    /// a device or file without discard.
-    Discard {
-        /// The bytes of the range.
-        length: u64,
-    },
 }
 
 /// One request to an engine.
@@ -53,7 +47,6 @@ impl Op {
             Self::Read(buffer) | Self::Write(buffer) => buffer.len() as u64,
             Self::ReadInto(buffer, memory) => buffer.len() as u64 + memory.length().0,
             Self::Flush => 0,
-            Self::Discard { length } => *length,
         }
     }
 
@@ -76,7 +69,7 @@ impl Op {
                 assert!(rest.len() as u64 == memory.length().0);
                 memory.write_at(Offset(0), rest);
             }
-            Self::Write(_) | Self::Flush | Self::Discard { .. } => {}
+            Self::Write(_) | Self::Flush => {}
         }
     }
 }
@@ -181,7 +174,7 @@ impl Completion {
         let (buffer, memory) = match op {
             Op::Read(buffer) | Op::Write(buffer) => (Some(buffer), None),
             Op::ReadInto(buffer, memory) => (Some(buffer), Some(memory)),
-            Op::Flush | Op::Discard { .. } => (None, None),
+            Op::Flush => (None, None),
         };
         Self {
             buffer,

@@ -66,8 +66,7 @@ impl Faulty {
         self.add(true, false, range, times, fault);
     }
 
-    /// Injects `fault` into the next `times` writes, flushes and discards that touch `range`. A flush touches
-    /// every range.
+    /// Injects `fault` into the next `times` writes and flushes that touch `range`. A flush touches every range.
     pub fn on_writes(&self, range: Range<u64>, times: u64, fault: Fault) {
         self.add(false, true, range, times, fault);
     }

@@ -112,8 +112,6 @@ pub(crate) struct File {
     pub(crate) size: u64,
     /// Whether transfers bypass the page cache.
     pub(crate) is_direct: bool,
-    /// Whether this is a block device.
-    pub(crate) is_device: bool,
 }
 
 /// Opens a device or file, and starts an engine for it. The buffers of requests should come from `arena`,
@@ -309,7 +307,6 @@ impl File {
             fd,
             size: bytes,
             is_direct,
-            is_device: !is_file,
         })
     }
 }

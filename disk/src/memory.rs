@@ -77,7 +77,6 @@ impl Engine for Memory {
                         log.push(Event::Write(request.offset, buffer.to_vec()));
                     }
                     Op::Flush => log.push(Event::Flush),
-                    Op::Discard { .. } => {}
                 }
                 Ok(())
             })

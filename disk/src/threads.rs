@@ -4,7 +4,6 @@ use crate::engine::{Engine, EngineKind, IoError, Op, Request};
 use crate::file::File;
 use crate::scattered;
 use parking_lot::{Condvar, Mutex};
-use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
@@ -138,22 +137,7 @@ impl Shared {
                 rustix::io::pwrite(fd, part, offset + at as u64)
             }),
             Op::Flush => repeat(|| rustix::fs::fdatasync(fd)).map_err(IoError::from),
-            Op::Discard { length } => discarded(repeat(|| {
-                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                match self.file.is_device {
-                    true => rustix::fs::fallocate(fd, flags, offset, *length),
-                    false => Ok(()),
-                }
-            })),
         }
-    }
-}
-
-/// It is no error if the device does not support discard.
-pub(crate) fn discarded(result: Result<(), Errno>) -> Result<(), IoError> {
-    match result {
-        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::INVAL | Errno::NOSYS) => Ok(()),
-        Err(errno) => Err(errno.into()),
     }
 }
 

@@ -15,7 +15,6 @@ use crate::arena::Arena;
 use crate::engine::{Completion, Engine, EngineKind, IoError, Op, Request};
 use crate::file::File;
 use crate::scattered::ScatterList;
-use crate::threads::discarded;
 use io_uring::{IoUring, opcode, squeue, types};
 use kvpool_types::Length;
 use parking_lot::Mutex;
@@ -385,11 +384,6 @@ impl Driver {
             Op::Flush => opcode::Fsync::new(fd)
                 .flags(types::FsyncFlags::DATASYNC)
                 .build(),
-            Op::Discard { .. } if !self.shared.file.is_device => opcode::Nop::new().build(),
-            Op::Discard { length } => opcode::Fallocate::new(fd, *length)
-                .offset(offset)
-                .mode(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE)
-                .build(),
         };
         self.push(&entry.user_data(tag))
     }
@@ -456,15 +450,12 @@ impl Slot {
                         return Step::Again;
                     }
                 }
-                return Step::Ended(match request.op {
-                    Op::Discard { .. } => discarded(Err(errno)),
-                    _ => Err(errno.into()),
-                });
+                return Step::Ended(Err(errno.into()));
             }
         };
         let wanted = match &request.op {
             op @ (Op::Read(_) | Op::ReadInto(..) | Op::Write(_)) => Length(op.length()).as_usize(),
-            Op::Flush | Op::Discard { .. } => return Step::Ended(Ok(())),
+            Op::Flush => return Step::Ended(Ok(())),
         };
         self.done += bytes;
         self.given_back = None;
@@ -550,7 +541,6 @@ mod tests {
             fd: file.into(),
             size: SIZE,
             is_direct: false,
-            is_device: false,
         });
         let arena = Arena::new(1 << 20).unwrap();
         let driver = match Driver::new(file, &arena, 4) {

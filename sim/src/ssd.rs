@@ -101,7 +101,7 @@ impl Opened {
         let (writes, length) = match op {
             Op::Read(_) | Op::ReadInto(..) => (false, op.length()),
             Op::Write(_) => (true, op.length()),
-            Op::Flush | Op::Discard { .. } => (false, 0),
+            Op::Flush => (false, 0),
         };
         if writes {
             self.ssd.ledger.add(length);
@@ -328,7 +328,7 @@ impl Ssd {
         let (what, counter) = match op {
             Op::Read(_) | Op::ReadInto(..) => ("reads", &self.reads),
             Op::Write(_) => ("writes", &self.writes),
-            Op::Flush | Op::Discard { .. } => return,
+            Op::Flush => return,
         };
         counter.fetch_add(1, Ordering::Relaxed);
         let line = format_args!("{what} {length} bytes of its disk at {offset}").to_string();
@@ -380,7 +380,6 @@ impl Ssd {
                 }
                 outcome
             }
-            Op::Discard { .. } => Ok(()),
         };
         Completion::of(op, result)
     }

@@ -210,30 +210,4 @@ impl Medium {
             }),
         });
     }
-
-    /// Tells the device that a reclaimed range is not needed. Loads of it may still find the old bytes.
-    pub fn discard(
-        &self,
-        range: std::ops::Range<u64>,
-        done: impl FnOnce(Result<(), StoreError>) + Send + 'static,
-    ) {
-        let flight = match self.shared.check_range(&range) {
-            Ok(()) => self.shared.flights.begin().ok_or(Invalid::Detached),
-            Err(invalid) => Err(invalid),
-        };
-        let flight = match flight {
-            Ok(flight) => flight,
-            Err(invalid) => return done(Err(StoreError::Invalid(invalid))),
-        };
-        self.engine.submit(Request {
-            op: Op::Discard {
-                length: range.end - range.start,
-            },
-            offset: range.start,
-            done: Box::new(move |completion| {
-                drop(flight);
-                done(completion.result.map_err(StoreError::Io));
-            }),
-        });
-    }
 }

@@ -95,7 +95,7 @@ impl Engine for Device {
             Op::Flush if self.flush_fails.load(Ordering::SeqCst) => {
                 Err(IoError::Medium(io::Error::other("the flush failed")))
             }
-            Op::Flush | Op::Discard { .. } => Ok(()),
+            Op::Flush => Ok(()),
         };
         done(Completion::of(op, result));
     }
