@@ -1,8 +1,8 @@
 //! The queue of puts that wait for room.
 //!
-//! Puts wait by class, and within a class first come, first served. While a put waits, later puts
-//! take no room. A put is woken when the free room covers its demand and the demands before it. A
-//! woken put makes one pass over its batch. It then leaves the queue, or stays at its position.
+//! Puts are served in the order of their arrival. While a put waits, later puts take no room. A
+//! put is woken when the free room covers its demand and the demands before it. A woken put makes
+//! one pass over its batch. It then leaves the queue, or stays at its position.
 //!
 //! The passes of woken puts run in any order. A put must not take the contiguous range that the put
 //! before it needs. So a second put is woken only while the longest free range has room for both.
@@ -28,14 +28,6 @@ use tokio::sync::Notify;
 
 /// How long a demand that cannot be met may block the puts behind it.
 const HEAD_WAIT: Duration = Duration::from_millis(500);
-
-/// The order of classes. There is one class today.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Class {
-    /// Every put.
-    #[default]
-    Put,
-}
 
 /// The room that a put needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,7 +60,6 @@ pub(super) const fn counted_at_once(limit: u64) -> u64 {
 #[derive(Debug)]
 struct Waiter {
     number: u64,
-    class: Class,
     demand: Demand,
     woken: bool,
     /// The number of passes that did not serve the put.
@@ -211,7 +202,7 @@ impl PutQueue {
 
 impl Pool {
     /// Adds a put to the queue.
-    pub(super) fn enqueue_put(&self, class: Class, demand: Demand) -> QueuedPut<'_> {
+    pub(super) fn enqueue_put(&self, demand: Demand) -> QueuedPut<'_> {
         debug_assert!(
             demand.bytes >= demand.largest && demand.largest > 0,
             "invariant: a demand covers its largest block"
@@ -222,15 +213,13 @@ impl Pool {
         let number = state.next;
         let waiter = Waiter {
             number,
-            class,
             demand,
             woken: false,
             passes: 0,
             first_since: None,
             turn: Arc::clone(&turn),
         };
-        let behind = state.waiters.partition_point(|other| other.class <= class);
-        state.waiters.insert(behind, waiter);
+        state.waiters.push_back(waiter);
         let length = state.waiters.len();
         self.put_queue.length.store(length, Ordering::Release);
         drop(state);
@@ -292,13 +281,8 @@ impl Pool {
             first.woken = true;
             first.turn.notify_one();
             self.metrics.put_called();
-            let class = first.class;
-            let behind = state.waiters.partition_point(|other| other.class <= class);
-            if behind > 1
-                && let Some(first) = state.waiters.pop_front()
-            {
-                state.waiters.insert(behind - 1, first);
-            }
+            // It moves behind the others.
+            state.waiters.rotate_left(1);
         }
     }
 }
@@ -342,7 +326,7 @@ mod tests {
             until: BootInstant(u64::MAX),
         };
         // The room is free.
-        let queued = pool.enqueue_put(Class::Put, demand(4096));
+        let queued = pool.enqueue_put(demand(4096));
         assert_eq!(state(), (true, 0));
         queued.set_demand(demand(8192), false);
         assert_eq!(state(), (true, 0), "eviction would make room for it too");
@@ -361,7 +345,6 @@ mod tests {
         let add = |number: u64, woken| {
             let waiter = Waiter {
                 number,
-                class: Class::Put,
                 demand: Demand {
                     bytes: number * 10,
                     largest: number * 10,

@@ -1,6 +1,6 @@
 //! Reservations: grants for puts, and the wait for room.
 
-use super::put_queue::{Class, Demand, QueuedPut};
+use super::put_queue::{Demand, QueuedPut};
 use super::quotas::{QUOTA_PASS, QuotaWait, broken_quota, never_fits};
 use super::read::View;
 use super::{FreedReplicas, Pool};
@@ -153,7 +153,7 @@ impl Pool {
             match &queued {
                 _ if open.demand == 0 => queued = None,
                 Some(queued) => queued.set_demand(demand, called),
-                None => queued = Some(self.enqueue_put(Class::default(), demand)),
+                None => queued = Some(self.enqueue_put(demand)),
             }
             self.wait_for_quota(namespace, open.over_quota, &mut waits_for_quota);
             // A node may return without an event, so this wait also polls.
