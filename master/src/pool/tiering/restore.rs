@@ -14,6 +14,7 @@ use crate::directory::{BlockRef, Goal, Tick};
 use crate::membership::StoreNode;
 use crate::placement::{Extents, Segments};
 use crate::replica::{BlockId, Replica};
+use crate::reservations::End;
 use kvpool_proto as proto;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::KeyBatch;
@@ -80,6 +81,8 @@ struct Wanted {
     seen: Option<u64>,
     /// The last use of the copy if its load is no use of it.
     used: Option<Tick>,
+    /// The end of a put that is replacing the block and is committing.
+    commit: Option<Arc<End>>,
 }
 
 /// The room in memory of one node that loads wait for.
@@ -120,6 +123,8 @@ enum Begun {
     NeverFits,
     /// The copy cannot be read now.
     Unreadable,
+    /// A put that replaces the block is committing. The load would not be recorded.
+    KeyChanges,
 }
 
 impl Begun {
@@ -224,6 +229,7 @@ impl Pool {
     ) -> bool {
         let mut progress = tokio::time::Instant::now();
         let mut waits_for_quota: Option<QuotaWait<'_>> = None;
+        let mut commits = Vec::new();
         loop {
             // Both notice every event from here on, even before they are awaited.
             let recheck = self.tiering.recheck.notified();
@@ -258,6 +264,11 @@ impl Pool {
                     loads.failed.insert(one.copy);
                     false
                 }
+                // The key is looked up again after the commit.
+                Some(Begun::KeyChanges) => {
+                    commits.extend(one.commit.clone());
+                    false
+                }
                 Some(Begun::Ended) | None => {
                     *loads.ended.entry(one.copy).or_default() += 1;
                     if !self.hold(one, restored, awaited) && self.has_failed(one) {
@@ -270,7 +281,8 @@ impl Pool {
             // The full need of this lookup is registered once, for as long as the lookup waits.
             self.wait_for_quota(namespace, over_quota, &mut waits_for_quota);
             if wanted.is_empty() {
-                return true;
+                let has_some = !restored.held.is_empty();
+                return self.commits_end(&commits, has_some, time).await;
             }
             if waits {
                 self.evictor_wake.wake();
@@ -301,6 +313,36 @@ impl Pool {
             };
             let _late_or_woken = tokio::time::timeout_at(until, woken).await;
         }
+    }
+
+    /// Waits for the ends of these commits. If the lookup has loaded blocks, `has_some` is true and the wait is short.
+    /// Returns false when the lookup must be answered first.
+    async fn commits_end(&self, commits: &[Arc<End>], has_some: bool, time: Time) -> bool {
+        if commits.is_empty() {
+            return true;
+        }
+        let recheck = self.tiering.recheck.notified();
+        let now = tokio::time::Instant::now();
+        if now >= time.deadline || !self.leads() || self.is_stopping() {
+            return false;
+        }
+        let until = match has_some {
+            true => time.deadline.min(now + ROOM_PATIENCE),
+            false => time.deadline,
+        };
+        let all = async {
+            for end in commits {
+                end.reached().await;
+            }
+        };
+        let woken = async {
+            tokio::select! {
+                biased;
+                () = recheck => {}
+                () = all => {}
+            }
+        };
+        tokio::time::timeout_at(until, woken).await.is_ok()
     }
 
     /// Leases a loaded block until its lookup has leased it. Returns false when the block is not in memory.
@@ -422,6 +464,7 @@ impl Pool {
                         at: *at,
                         seen: None,
                         used: (!is_use).then(|| block.tick()),
+                        commit: None,
                     });
                 }
             });
@@ -475,6 +518,17 @@ impl Pool {
         }
     }
 
+    /// Looks up the commits that replace the blocks whose loads have not begun. A commit may begin after this call.
+    /// Then the block is loaded in vain.
+    fn find_commits(&self, wanted: &mut [Wanted]) {
+        let mut reservations = self.reservations.lock();
+        for one in wanted.iter_mut().filter(|one| one.seen.is_none()) {
+            let block = &one.block;
+            let (namespace, version) = (block.namespace, block.version);
+            one.commit = reservations.end_of_commit(namespace, block.key.as_ref(), version);
+        }
+    }
+
     /// Begins loads, unless their medium has `window` bytes in progress. The orders for one node travel in
     /// one message. If each load is in progress or over, the lookup `awaited` waits for the ends.
     fn begin_loads(
@@ -484,6 +538,7 @@ impl Pool {
         awaited: Option<&Arc<Awaited>>,
     ) -> Vec<Begun> {
         self.find_again(wanted);
+        self.find_commits(wanted);
         // The table of segments is locked before the traffic, as everywhere else.
         let segments = self.placement.segments();
         let mut traffic = self.tiering.traffic.lock();
@@ -552,6 +607,9 @@ impl Pool {
         // The log would refuse the record of the loaded block, so memory would have made room in vain.
         if !self.takes_records() {
             return Begun::Unreadable;
+        }
+        if wanted.commit.is_some() {
+            return Begun::KeyChanges;
         }
         if used.in_flight >= window {
             return Begun::Queued;

@@ -412,7 +412,7 @@ impl Pool {
         let commit = transfer.block.commit_at(place.medium, place.offset);
         let (pool, of) = (Arc::clone(self), transfer.clone());
         let mut outcome = Outcome::Gone;
-        self.record_transfer(&transfer.block, || {
+        self.record_transfer(transfer, || {
             // Asked under the lock of the reservations. Two copies that end at once must not miss each other.
             let is_second = self.has_good_copy_beside(&transfer.block, place.medium);
             outcome = match moves {
@@ -496,7 +496,7 @@ impl Pool {
         };
         // A reader waits for this record. If the journal is free, it calls back on this thread.
         let is_recorded = self.journal().submit_under(|submitter| {
-            self.record_transfer(&transfer.block, || {
+            self.record_transfer(&transfer, || {
                 // The check is made here, since a removal may run until here. If the node was
                 // dropped, memory no longer has the block.
                 let is_gone = transfer.node.state() == NodeState::Gone;
