@@ -120,7 +120,7 @@ struct Traffic {
     /// The copies that are being loaded. An entry ends when the block is published in memory, or its extent there
     /// is given up.
     loading: HashMap<(BlockId, Version), OpenLoad>,
-    /// The copies whose last load failed on the node. Beyond 4096 all are forgotten.
+    /// The copies whose last load failed on the node because of the copy or its medium. Beyond 4096 all are forgotten.
     failed: HashSet<(BlockId, Version)>,
     unrecorded: Unrecorded,
     uses: HashMap<SegmentId, Use>,

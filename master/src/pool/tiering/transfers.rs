@@ -19,9 +19,6 @@ use kvpool_types::{Checksum, Code, Extent, GrantId, Key, Length, Offset, Segment
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// The most copies whose failed load is remembered. Beyond it all are forgotten.
-const MOST_FAILED: usize = 4096;
-
 /// A block that is being transferred.
 #[derive(Clone, Debug)]
 pub(in crate::pool) struct Moved {
@@ -220,13 +217,6 @@ impl Traffic {
         Some(transfer)
     }
 
-    fn load_failed(&mut self, transfer: &Transfer) {
-        if self.failed.len() >= MOST_FAILED {
-            self.failed.clear();
-        }
-        self.failed.extend(transfer.loading());
-    }
-
     /// Releases the zones of a transfer. When its session has ended, they are released already.
     fn leave_zones(&mut self, transfer: &Transfer, zone_of: impl Fn(Place) -> u32) {
         let used = self.uses.get_mut(&transfer.place.medium);
@@ -311,7 +301,7 @@ impl Pool {
                 }
                 (Direction::Load { .. }, Code::Ok) => self.loaded(transfer),
                 (Direction::Load { .. }, code) => {
-                    self.tiering.traffic.lock().load_failed(&transfer);
+                    self.tiering.traffic.lock().load_failed(&transfer, *code);
                     if *code == Code::ChecksumMismatch {
                         self.copy_is_wrong(&transfer);
                     }

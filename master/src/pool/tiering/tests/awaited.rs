@@ -240,7 +240,7 @@ async fn a_lookup_waits_for_no_load_of_a_medium_that_has_become_unreadable() {
 async fn a_lookup_waits_for_no_load_that_began_after_the_end_of_its_own() {
     let mut cold = Cold::with(1, 2).await;
     let mut first = Lookup::of(&cold.pool, 0..2);
-    cold.end(0, Code::StoreFailed).await;
+    cold.end(0, Code::Unreachable).await;
     assert_eq!(first.wakes(), 0, "block 1 is being loaded");
     let mut second = Lookup::of(&cold.pool, 0..1);
     cold.load(1).await;
@@ -255,6 +255,42 @@ async fn a_lookup_waits_for_no_load_that_began_after_the_end_of_its_own() {
     cold.pool.end_restored(SPACE, &second);
     assert!(!cold.is_leased(0) && !cold.is_leased(1));
     cold.pool.retire().await;
+}
+
+/// The node had no memory for the load, or another reader still uses the extent. The caller asks again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_is_unreadable_only_if_its_load_failed_because_of_the_copy() {
+    let of_node = [
+        Code::Full,
+        Code::InProgress,
+        Code::StaleEpoch,
+        Code::GrantEnded,
+    ];
+    for code in of_node {
+        let mut cold = Cold::with(1, 1).await;
+        let mut lookup = Lookup::of(&cold.pool, 0..1);
+        cold.end(0, code).await;
+        assert!(lookup.look().is_none(), "{code}: it is loaded again");
+        cold.end(0, code).await;
+        let restored = lookup.look().expect("it has failed twice");
+        assert_eq!((restored.left.len(), restored.unreadable.len()), (1, 0));
+        cold.pool.retire().await;
+    }
+    let of_copy = [
+        Code::Unreachable,
+        Code::ChecksumMismatch,
+        Code::TooLarge,
+        Code::Malformed,
+        Code::Internal,
+    ];
+    for code in of_copy {
+        let mut cold = Cold::with(1, 1).await;
+        let mut lookup = Lookup::of(&cold.pool, 0..1);
+        cold.end(0, code).await;
+        let restored = lookup.look().expect("the copy cannot be read");
+        assert!(restored.left.is_empty(), "{code}");
+        cold.pool.retire().await;
+    }
 }
 
 /// The last lookup comes when the end of the load leases the block for the others. The test delays one of these leases.
