@@ -39,7 +39,7 @@ const HOLD: Duration = Duration::from_secs(1);
 
 /// The result of [`Pool::restore`].
 #[must_use = "what came back is held until it is released"]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Restored {
     /// By the index of its key: the latest version of the block that was loaded. It has one lease with this
     /// token. The lease on an earlier version of the block ended with that version, or expires.
@@ -50,6 +50,36 @@ pub struct Restored {
     pub left: Vec<usize>,
     /// The indices of the keys whose blocks are only on media that cannot be read now.
     pub unreadable: Vec<usize>,
+}
+
+/// The leases of a lookup that has no answer yet. If its caller leaves before the answer, they end.
+struct Holding<'p> {
+    pool: &'p Pool,
+    namespace: NamespaceId,
+    restored: Restored,
+    /// The loads that the lookup waits for. Their ends lease blocks for it.
+    awaited: Option<Arc<Awaited>>,
+}
+
+impl Holding<'_> {
+    /// Ends the wait for loads, and takes over their leases.
+    fn end_wait(&mut self) {
+        if let Some(awaited) = self.awaited.take() {
+            self.restored.held.extend(awaited.close());
+        }
+    }
+
+    /// Passes the leases to the caller.
+    fn answer(mut self) -> Restored {
+        std::mem::take(&mut self.restored)
+    }
+}
+
+impl Drop for Holding<'_> {
+    fn drop(&mut self) {
+        self.end_wait();
+        self.pool.end_restored(self.namespace, &self.restored);
+    }
 }
 
 /// The outcomes of the loads of one lookup.
@@ -166,11 +196,14 @@ impl Pool {
         is_use: bool,
     ) -> Restored {
         let wait = patience.min(MOST_WAIT);
-        let mut restored = Restored {
-            held: BTreeMap::new(),
-            token: self.now().after(wait + HOLD),
-            left: Vec::new(),
-            unreadable: Vec::new(),
+        let mut holding = Holding {
+            pool: self,
+            namespace,
+            restored: Restored {
+                token: self.now().after(wait + HOLD),
+                ..Restored::default()
+            },
+            awaited: None,
         };
         let mut loads = Loads::default();
         let now = tokio::time::Instant::now();
@@ -191,29 +224,30 @@ impl Pool {
             if wanted.is_empty() {
                 break;
             }
-            let awaited = Arc::new(Awaited::new(restored.token));
+            let awaited = Arc::new(Awaited::new(holding.restored.token));
+            holding.awaited = Some(Arc::clone(&awaited));
             let loading = self.load_all(
                 namespace,
                 &mut wanted,
                 &mut loads,
-                &mut restored,
+                &mut holding.restored,
                 &awaited,
                 time,
             );
             let goes_on = loading.await;
             // A load may end when the lookup no longer looks at it, for example after the deadline.
-            restored.held.extend(awaited.close());
+            holding.end_wait();
             if !goes_on {
                 break;
             }
         }
         for one in on_media() {
             match loads.failed.contains(&one.copy) {
-                true => restored.unreadable.push(one.index),
-                false => restored.left.push(one.index),
+                true => holding.restored.unreadable.push(one.index),
+                false => holding.restored.left.push(one.index),
             }
         }
-        restored
+        holding.answer()
     }
 
     /// Loads these blocks, and begins with no others until all of them have ended. Returns false when some

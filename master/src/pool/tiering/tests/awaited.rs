@@ -213,6 +213,26 @@ async fn the_end_of_a_load_answers_each_lookup_that_waits_for_it() {
     cold.pool.retire().await;
 }
 
+/// The connection of a reader ends while its lookup waits for a disk.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_leases_of_a_lookup_end_when_its_caller_has_gone() {
+    for has_taken_over in [false, true] {
+        let mut cold = Cold::with(1, 2).await;
+        let mut lookup = Lookup::of(&cold.pool, 0..2);
+        cold.load(0).await;
+        if has_taken_over {
+            cold.end(1, Code::Full).await;
+            assert!(lookup.look().is_none(), "block 1 is loaded again");
+        }
+        assert!(cold.is_leased(0));
+        drop(lookup);
+        assert!(!cold.is_leased(0), "{has_taken_over}");
+        cold.load(1).await;
+        assert!(!cold.is_leased(1), "nobody waits for it");
+        cold.pool.retire().await;
+    }
+}
+
 /// The load of the medium that hangs ends too late for the lookup. Its block has a lease all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lookup_waits_for_no_load_of_a_medium_that_has_become_unreadable() {
