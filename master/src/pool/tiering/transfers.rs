@@ -581,7 +581,11 @@ impl Pool {
             hard_pin,
             replicas: std::slice::from_ref(&to),
         };
-        self.queue_for_media(std::iter::once(put));
+        let is_due = self.queue_in_lines(std::iter::once(put));
+        // The block has its copy, unless the copy was dropped meanwhile. See `demoter_awaits`.
+        if is_due && hard_pin && !self.has_kept_copy(namespace, &key, version, None) {
+            self.tiering.wake();
+        }
         self.metrics.copy_loaded(length);
     }
 

@@ -2,6 +2,7 @@
 
 use super::super::Restored;
 use super::super::awaited::Awaited;
+use super::super::lines::Line;
 use super::*;
 use kvpool_types::KeyRef;
 use std::ops::Range;
@@ -348,6 +349,33 @@ async fn a_lookup_that_comes_while_a_load_ends_gets_a_lease_too() {
     assert!(late.take(0).is_some());
     drop(begins);
     cold.pool.retire().await;
+}
+
+/// A store of a queued block is due. The demoter finds it by itself, and a reader waits for the load.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_loaded_block_that_has_its_copy_wakes_no_demoter() {
+    let mut cold = Cold::with(1, 1).await;
+    let lookup = Lookup::of(&cold.pool, 0..1);
+    let ticket = cold.ticket(0);
+    let pool = Arc::clone(&cold.pool);
+    {
+        let _nothing_is_ordered = pool.tiering.tending.lock();
+        pool.tiering.demotions.lock().expect(cold.node.incarnation);
+        let before = pool.tiering.wake.times();
+        pool.transfers_done(&cold.node, &[(ticket, Code::Ok)]);
+        let until = std::time::Instant::now() + SOON;
+        while pool.metrics.snapshot()["blocks_loaded_total"] == 0 {
+            assert!(std::time::Instant::now() < until, "loaded");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let line = |line: &Line| (line.bytes, line.kept);
+        let demotions = pool.tiering.demotions.lock();
+        assert_eq!(line(&demotions.nodes[&cold.node.incarnation]), (100, 0));
+        drop(demotions);
+        assert_eq!(pool.tiering.wake.times(), before);
+    }
+    drop(lookup);
+    pool.retire().await;
 }
 
 /// The answer of a lookup for one block whose wait is ended by an event.
