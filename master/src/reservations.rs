@@ -42,7 +42,7 @@ pub struct Pending {
     pub soft_pin: Option<std::time::Duration>,
     /// Whether the block is hard-pinned from commit on.
     pub hard_pin: bool,
-    /// Whether the key had another block when the extents were granted.
+    /// Whether the key had another block when the extents were granted, or got one back since.
     pub had_block: bool,
     /// The id of the request with the grant; 0 for none.
     pub request: u64,
@@ -279,6 +279,38 @@ impl Locked<'_> {
         let slot = self.inner.find(namespace, key)?;
         let put = self.inner.puts.at_mut(slot).held_mut();
         Some(Arc::clone(put.watched.0.get_or_insert_default()))
+    }
+
+    /// The end of the key's put of another version, if that put is committing.
+    pub fn end_of_commit(
+        &mut self,
+        namespace: NamespaceId,
+        key: KeyRef<'_>,
+        version: Version,
+    ) -> Option<Arc<End>> {
+        let slot = self.inner.find(namespace, key)?;
+        let pending = &self.inner.put(slot)?.pending;
+        let replaces = pending.committing && pending.version != version;
+        replaces.then(|| self.end_of(namespace, key)).flatten()
+    }
+
+    /// Notes that memory gets the key's block of this version back. A put of another version then counts it as a block
+    /// that the key had. Returns false, and notes nothing, if that put is committing.
+    pub fn note_return(
+        &mut self,
+        namespace: NamespaceId,
+        key: KeyRef<'_>,
+        version: Version,
+    ) -> bool {
+        let Some(slot) = self.inner.find(namespace, key) else {
+            return true;
+        };
+        let pending = &mut self.inner.puts.at_mut(slot).held_mut().pending;
+        if pending.version == version {
+            return true;
+        }
+        pending.had_block |= !pending.committing;
+        !pending.committing
     }
 
     /// Prefetches the puts of some keys into the processor's caches. Without this, puts that

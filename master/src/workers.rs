@@ -29,6 +29,9 @@ pub(crate) struct Wake {
     thread: Condvar,
     /// `None` if a thread waits: the condition variable is then enough.
     task: Option<Notify>,
+    /// The number of wake-ups.
+    #[cfg(test)]
+    times: std::sync::atomic::AtomicU64,
 }
 
 impl Wake {
@@ -39,7 +42,15 @@ impl Wake {
         }
     }
 
+    /// The number of wake-ups until now.
+    #[cfg(test)]
+    pub(crate) fn times(&self) -> u64 {
+        self.times.load(std::sync::atomic::Ordering::SeqCst)
+    }
+
     pub(crate) fn wake(&self) {
+        #[cfg(test)]
+        self.times.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
         *self.woken.lock() = true;
         self.thread.notify_one();
         if let Some(task) = &self.task {

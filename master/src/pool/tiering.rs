@@ -13,7 +13,9 @@
 //!
 //! **Architecture Invariant:** the result of a transfer is recorded only while the key's other copy
 //! has the same version. No removal of the key may be on its way to the log, and no other put of
-//! the key may be open. So the log never brings back a removed or replaced block.
+//! the key may be open. So the log never brings back a removed or replaced block. A load is recorded
+//! beside an open put that is not committing: the log then has the load before the put. So the put
+//! replaces the loaded block as it replaces any block in memory.
 
 mod admission;
 mod attach;
@@ -61,7 +63,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use stores::Stores;
 use tokio::sync::Notify;
-use transfers::Transfer;
+use transfers::{Direction, Transfer};
 use unrecorded::Unrecorded;
 use zones::Saving;
 
@@ -118,7 +120,7 @@ struct Traffic {
     /// The copies that are being loaded. An entry ends when the block is published in memory, or its extent there
     /// is given up.
     loading: HashMap<(BlockId, Version), OpenLoad>,
-    /// The copies whose last load failed on the node. Beyond 4096 all are forgotten.
+    /// The copies whose last load failed on the node because of the copy or its medium. Beyond 4096 all are forgotten.
     failed: HashSet<(BlockId, Version)>,
     unrecorded: Unrecorded,
     uses: HashMap<SegmentId, Use>,
@@ -352,16 +354,29 @@ impl Pool {
     }
 
     /// Runs `submit`, which logs the new copy of a transferred block. Does not run it during a put
-    /// of another version, during a removal of the key, or after the namespace is deleted. Returns
-    /// whether the copy was logged, as `submit` reports.
-    fn record_transfer(&self, block: &Moved, submit: impl FnOnce() -> bool) -> bool {
+    /// of another version, during a removal of the key, or after the namespace is deleted. Of the
+    /// puts, only one that is committing stops a load. Returns whether the copy was logged, as
+    /// `submit` reports.
+    fn record_transfer(&self, transfer: &Transfer, submit: impl FnOnce() -> bool) -> bool {
+        let block = &transfer.block;
         let (namespace, key) = (block.namespace, &block.key);
-        let reservations = self.reservations.lock();
+        let mut reservations = self.reservations.lock();
         // A deletion closes the account before it takes this lock.
-        let is_closed = self.directory.accounts().of(namespace).is_closed();
+        if self.directory.accounts().of(namespace).is_closed() {
+            return false;
+        }
         // The block's own put ends a moment after the block is visible. Its record precedes this
         // one in the log.
-        if is_closed || reservations.has_other_put(namespace, key.as_ref(), block.version) {
+        let is_replaced = match transfer.direction {
+            // A put marks itself as committing under this lock, and then submits its record.
+            Direction::Load { .. } => {
+                !reservations.note_return(namespace, key.as_ref(), block.version)
+            }
+            Direction::Store | Direction::Forward { .. } => {
+                reservations.has_other_put(namespace, key.as_ref(), block.version)
+            }
+        };
+        if is_replaced {
             return false;
         }
         let leaving = self.tiering.leaving.lock();

@@ -164,3 +164,26 @@ fn a_put_whose_grant_was_lost_ends_by_its_request_id() {
     assert!(begun.is_ok());
     assert!(locked.take_back(NS, key(3).as_ref(), &[70]).is_none());
 }
+
+#[test]
+fn a_put_counts_a_block_that_comes_back_as_one_that_its_key_had() {
+    let reservations = Reservations::default();
+    let mut locked = reservations.lock();
+    for (n, comes_back) in [(1, false), (2, true)] {
+        let name = key(n);
+        let name = name.as_ref();
+        let (before, own) = (Version(6), Version(7));
+        assert!(locked.note_return(NS, name, before), "no put is open");
+        locked.insert(NS, name, pending(n, own.0, 9));
+        if comes_back {
+            assert!(locked.note_return(NS, name, before));
+        }
+        assert!(locked.end_of_commit(NS, name, before).is_none());
+        let begun = locked.begin_commit(NS, name, own, SIZE, &[], BootInstant(0));
+        assert_eq!(begun.unwrap().1.had_block, comes_back);
+        assert!(!locked.note_return(NS, name, before), "it is committing");
+        assert!(locked.end_of_commit(NS, name, before).is_some());
+        assert!(locked.note_return(NS, name, own), "its own block");
+        assert!(locked.end_of_commit(NS, name, own).is_none());
+    }
+}

@@ -2,12 +2,13 @@
 
 use crate::support::media::*;
 use crate::support::{SPACE, commit, pool, reserve, reserve_with};
+use futures::FutureExt;
 use kvpool_master::Config;
 use kvpool_master::pool::{DescribedReplica, Pool, Removal, ReserveOptions};
 use kvpool_master::store::record::{self, Record};
 use kvpool_master::store::{LogSeq, MetadataStore};
 use kvpool_types::medium::footprint;
-use kvpool_types::{Code, Key, KeyRef, Length};
+use kvpool_types::{Code, Key, KeyRef, Length, Version};
 use rand::Rng;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -668,4 +669,57 @@ async fn a_zone_is_not_written_while_a_load_reads_it() {
         0,
         "a zone was written under a load"
     );
+}
+
+/// The version of the block of key 1 in memory.
+fn version_in_memory(pool: &Pool) -> Option<Version> {
+    let keys = [key(1)];
+    let keys: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
+    let found = pool.lookup(SPACE, &keys[..], false).answer;
+    found.first()?.as_ref().map(|found| found.version)
+}
+
+/// The writer stalls. Its put replaces the block when it commits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_block_on_a_medium_is_read_while_its_replacement_is_written() {
+    let cold = Cold::block(Config::default()).await;
+    let pool = &cold.pool;
+    let upsert = ReserveOptions {
+        upsert: true,
+        ..patient()
+    };
+    let granted = reserve_with(pool, &key(1), BLOCK, &upsert).await.unwrap();
+    let version = granted.version;
+    assert!(comes_back(pool, 1).await);
+    assert!(version_in_memory(pool).unwrap() < version);
+    assert_eq!(cold.disk.loads.load(Ordering::SeqCst), 1);
+    assert_eq!(commit(pool, &key(1), BLOCK, granted).await, [Code::Ok]);
+    assert_eq!(version_in_memory(pool), Some(version));
+}
+
+/// A load of the earlier version would be recorded behind the commit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lookup_waits_for_the_commit_of_a_replacement_and_loads_nothing_in_vain() {
+    let cold = Cold::block(Config::default()).await;
+    let pool = &cold.pool;
+    let upsert = ReserveOptions {
+        upsert: true,
+        ..patient()
+    };
+    let granted = reserve_with(pool, &key(1), BLOCK, &upsert).await.unwrap();
+    let version = granted.version;
+    let gate = cold.store.gate.lock().await;
+    let mut committing = Box::pin(commit(pool, &key(1), BLOCK, granted));
+    assert!((&mut committing).now_or_never().is_none(), "it is logged");
+    let reader = {
+        let pool = Arc::clone(pool);
+        tokio::spawn(async move { comes_back(&pool, 1).await })
+    };
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!reader.is_finished(), "it waits for the commit");
+    drop(gate);
+    assert_eq!(committing.await, [Code::Ok]);
+    assert!(reader.await.unwrap());
+    assert_eq!(version_in_memory(pool), Some(version));
+    assert_eq!(cold.disk.loads.load(Ordering::SeqCst), 0);
 }

@@ -296,6 +296,21 @@ async fn a_lease_on_a_copy_that_came_during_a_put_ends_no_lease_on_its_block() {
     ends_no_lease_on_the_next_version(&pool, of_copy, granted.unwrap()).await;
 }
 
+/// The load of the copy ends during the put, and its holder counts at the block in memory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_on_a_block_that_came_back_during_a_put_ends_no_lease_on_the_version_after_it() {
+    let cold = Cold::block(long_leases()).await;
+    let pool = &cold.pool;
+    let upsert = ReserveOptions {
+        upsert: true,
+        ..patient()
+    };
+    let granted = reserve_with(pool, &key(1), BLOCK, &upsert).await;
+    let of_copy = exist(pool);
+    until("in memory", || lookup(pool, false).is_some()).await;
+    ends_no_lease_on_the_next_version(pool, of_copy, granted.unwrap()).await;
+}
+
 /// The caller does not know of leases on the other blocks, and would release none of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_chain_is_leased_up_to_its_first_gap_beside_media() {

@@ -11,13 +11,16 @@ use super::Traffic;
 use super::transfers::{Moved, Transfer};
 use crate::clock::BootInstant;
 use crate::replica::{BlockId, Replica};
-use kvpool_types::{Key, Length, Version};
+use kvpool_types::{Code, Key, Length, Version};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use tokio::sync::Notify;
+
+/// The most copies whose failed load is remembered. Beyond it all are forgotten.
+const MOST_FAILED: usize = 4096;
 
 /// A load in progress.
 #[derive(Debug)]
@@ -151,6 +154,28 @@ impl Traffic {
         }
         awaited.left.store(left, Ordering::Relaxed);
     }
+
+    /// Records that a node could not load a copy. A lookup takes the copy for unreadable only if `code` is about the
+    /// copy.
+    pub(super) fn load_failed(&mut self, transfer: &Transfer, code: Code) {
+        if !is_about_copy(code) {
+            if let Some(load) = transfer.loading() {
+                self.failed.remove(&load);
+            }
+            return;
+        }
+        if self.failed.len() >= MOST_FAILED {
+            self.failed.clear();
+        }
+        self.failed.extend(transfer.loading());
+    }
+}
+
+/// Whether another load of the copy would fail too, or its medium has failed. Otherwise the node had no memory for the
+/// load, or its extent or its term has ended.
+const fn is_about_copy(code: Code) -> bool {
+    let is_of_medium = matches!(code, Code::Unreachable | Code::ChecksumMismatch);
+    is_of_medium || !code.is_retryable()
 }
 
 impl Pool {

@@ -123,8 +123,16 @@ impl Tiering {
 impl Pool {
     /// Queues the blocks of puts.
     pub(in crate::pool) fn queue_for_media<'b>(&self, puts: impl Iterator<Item = Put<'b>>) {
+        if self.queue_in_lines(puts) {
+            self.tiering.wake();
+        }
+    }
+
+    /// Queues blocks that came to memory. Returns whether one of them is hard-pinned, or a store of a queued block is
+    /// due. The caller wakes the demoter, unless a reader would wait for that.
+    pub(super) fn queue_in_lines<'b>(&self, puts: impl Iterator<Item = Put<'b>>) -> bool {
         if self.tier.is_empty() {
-            return;
+            return false;
         }
         let segments = self.placement.segments();
         let mut demotions = self.tiering.demotions.lock();
@@ -152,24 +160,7 @@ impl Pool {
                 }
             }
         }
-        drop((traffic, demotions, segments));
-        if is_due {
-            self.tiering.wake();
-        }
-    }
-
-    /// The bytes whose store is due or in progress.
-    pub fn bytes_due(&self) -> u64 {
-        let demotions = self.tiering.demotions.lock();
-        let due = demotions.nodes.values().map(|line| match line.drains {
-            Some(_) => line.pinned_bytes + line.bytes,
-            None => line.pinned_bytes + line.bytes.saturating_sub(line.kept),
-        });
-        let due: u64 = due.sum();
-        drop(demotions);
-        let traffic = self.tiering.traffic.lock();
-        let in_flight: u64 = traffic.uses.values().map(|used| used.in_flight).sum();
-        due + in_flight
+        is_due
     }
 
     /// Queues every block of these nodes that has no copy, because a medium was attached or copies were lost.

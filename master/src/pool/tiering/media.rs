@@ -38,6 +38,20 @@ pub enum Detached {
 }
 
 impl Pool {
+    /// The bytes whose store is due or in progress.
+    pub fn bytes_due(&self) -> u64 {
+        let demotions = self.tiering.demotions.lock();
+        let due = demotions.nodes.values().map(|line| match line.drains {
+            Some(_) => line.pinned_bytes + line.bytes,
+            None => line.pinned_bytes + line.bytes.saturating_sub(line.kept),
+        });
+        let due: u64 = due.sum();
+        drop(demotions);
+        let traffic = self.tiering.traffic.lock();
+        let in_flight: u64 = traffic.uses.values().map(|used| used.in_flight).sum();
+        due + in_flight
+    }
+
     /// Every medium of the pool, by the id of its segment.
     pub fn media(&self) -> Vec<MediumView> {
         if self.tier.is_empty() {

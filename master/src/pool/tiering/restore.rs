@@ -14,6 +14,7 @@ use crate::directory::{BlockRef, Goal, Tick};
 use crate::membership::StoreNode;
 use crate::placement::{Extents, Segments};
 use crate::replica::{BlockId, Replica};
+use crate::reservations::End;
 use kvpool_proto as proto;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::KeyBatch;
@@ -38,7 +39,7 @@ const HOLD: Duration = Duration::from_secs(1);
 
 /// The result of [`Pool::restore`].
 #[must_use = "what came back is held until it is released"]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Restored {
     /// By the index of its key: the latest version of the block that was loaded. It has one lease with this
     /// token. The lease on an earlier version of the block ended with that version, or expires.
@@ -49,6 +50,36 @@ pub struct Restored {
     pub left: Vec<usize>,
     /// The indices of the keys whose blocks are only on media that cannot be read now.
     pub unreadable: Vec<usize>,
+}
+
+/// The leases of a lookup that has no answer yet. If its caller leaves before the answer, they end.
+struct Holding<'p> {
+    pool: &'p Pool,
+    namespace: NamespaceId,
+    restored: Restored,
+    /// The loads that the lookup waits for. Their ends lease blocks for it.
+    awaited: Option<Arc<Awaited>>,
+}
+
+impl Holding<'_> {
+    /// Ends the wait for loads, and takes over their leases.
+    fn end_wait(&mut self) {
+        if let Some(awaited) = self.awaited.take() {
+            self.restored.held.extend(awaited.close());
+        }
+    }
+
+    /// Passes the leases to the caller.
+    fn answer(mut self) -> Restored {
+        std::mem::take(&mut self.restored)
+    }
+}
+
+impl Drop for Holding<'_> {
+    fn drop(&mut self) {
+        self.end_wait();
+        self.pool.end_restored(self.namespace, &self.restored);
+    }
 }
 
 /// The outcomes of the loads of one lookup.
@@ -80,6 +111,8 @@ struct Wanted {
     seen: Option<u64>,
     /// The last use of the copy if its load is no use of it.
     used: Option<Tick>,
+    /// The end of a put that is replacing the block and is committing.
+    commit: Option<Arc<End>>,
 }
 
 /// The room in memory of one node that loads wait for.
@@ -120,6 +153,8 @@ enum Begun {
     NeverFits,
     /// The copy cannot be read now.
     Unreadable,
+    /// A put that replaces the block is committing. The load would not be recorded.
+    KeyChanges,
 }
 
 impl Begun {
@@ -161,11 +196,14 @@ impl Pool {
         is_use: bool,
     ) -> Restored {
         let wait = patience.min(MOST_WAIT);
-        let mut restored = Restored {
-            held: BTreeMap::new(),
-            token: self.now().after(wait + HOLD),
-            left: Vec::new(),
-            unreadable: Vec::new(),
+        let mut holding = Holding {
+            pool: self,
+            namespace,
+            restored: Restored {
+                token: self.now().after(wait + HOLD),
+                ..Restored::default()
+            },
+            awaited: None,
         };
         let mut loads = Loads::default();
         let now = tokio::time::Instant::now();
@@ -186,29 +224,30 @@ impl Pool {
             if wanted.is_empty() {
                 break;
             }
-            let awaited = Arc::new(Awaited::new(restored.token));
+            let awaited = Arc::new(Awaited::new(holding.restored.token));
+            holding.awaited = Some(Arc::clone(&awaited));
             let loading = self.load_all(
                 namespace,
                 &mut wanted,
                 &mut loads,
-                &mut restored,
+                &mut holding.restored,
                 &awaited,
                 time,
             );
             let goes_on = loading.await;
             // A load may end when the lookup no longer looks at it, for example after the deadline.
-            restored.held.extend(awaited.close());
+            holding.end_wait();
             if !goes_on {
                 break;
             }
         }
         for one in on_media() {
             match loads.failed.contains(&one.copy) {
-                true => restored.unreadable.push(one.index),
-                false => restored.left.push(one.index),
+                true => holding.restored.unreadable.push(one.index),
+                false => holding.restored.left.push(one.index),
             }
         }
-        restored
+        holding.answer()
     }
 
     /// Loads these blocks, and begins with no others until all of them have ended. Returns false when some
@@ -224,6 +263,7 @@ impl Pool {
     ) -> bool {
         let mut progress = tokio::time::Instant::now();
         let mut waits_for_quota: Option<QuotaWait<'_>> = None;
+        let mut commits = Vec::new();
         loop {
             // Both notice every event from here on, even before they are awaited.
             let recheck = self.tiering.recheck.notified();
@@ -258,6 +298,11 @@ impl Pool {
                     loads.failed.insert(one.copy);
                     false
                 }
+                // The key is looked up again after the commit.
+                Some(Begun::KeyChanges) => {
+                    commits.extend(one.commit.clone());
+                    false
+                }
                 Some(Begun::Ended) | None => {
                     *loads.ended.entry(one.copy).or_default() += 1;
                     if !self.hold(one, restored, awaited) && self.has_failed(one) {
@@ -270,7 +315,8 @@ impl Pool {
             // The full need of this lookup is registered once, for as long as the lookup waits.
             self.wait_for_quota(namespace, over_quota, &mut waits_for_quota);
             if wanted.is_empty() {
-                return true;
+                let has_some = !restored.held.is_empty();
+                return self.commits_end(&commits, has_some, time).await;
             }
             if waits {
                 self.evictor_wake.wake();
@@ -301,6 +347,36 @@ impl Pool {
             };
             let _late_or_woken = tokio::time::timeout_at(until, woken).await;
         }
+    }
+
+    /// Waits for the ends of these commits. If the lookup has loaded blocks, `has_some` is true and the wait is short.
+    /// Returns false when the lookup must be answered first.
+    async fn commits_end(&self, commits: &[Arc<End>], has_some: bool, time: Time) -> bool {
+        if commits.is_empty() {
+            return true;
+        }
+        let recheck = self.tiering.recheck.notified();
+        let now = tokio::time::Instant::now();
+        if now >= time.deadline || !self.leads() || self.is_stopping() {
+            return false;
+        }
+        let until = match has_some {
+            true => time.deadline.min(now + ROOM_PATIENCE),
+            false => time.deadline,
+        };
+        let all = async {
+            for end in commits {
+                end.reached().await;
+            }
+        };
+        let woken = async {
+            tokio::select! {
+                biased;
+                () = recheck => {}
+                () = all => {}
+            }
+        };
+        tokio::time::timeout_at(until, woken).await.is_ok()
     }
 
     /// Leases a loaded block until its lookup has leased it. Returns false when the block is not in memory.
@@ -422,6 +498,7 @@ impl Pool {
                         at: *at,
                         seen: None,
                         used: (!is_use).then(|| block.tick()),
+                        commit: None,
                     });
                 }
             });
@@ -475,6 +552,17 @@ impl Pool {
         }
     }
 
+    /// Looks up the commits that replace the blocks whose loads have not begun. A commit may begin after this call.
+    /// Then the block is loaded in vain.
+    fn find_commits(&self, wanted: &mut [Wanted]) {
+        let mut reservations = self.reservations.lock();
+        for one in wanted.iter_mut().filter(|one| one.seen.is_none()) {
+            let block = &one.block;
+            let (namespace, version) = (block.namespace, block.version);
+            one.commit = reservations.end_of_commit(namespace, block.key.as_ref(), version);
+        }
+    }
+
     /// Begins loads, unless their medium has `window` bytes in progress. The orders for one node travel in
     /// one message. If each load is in progress or over, the lookup `awaited` waits for the ends.
     fn begin_loads(
@@ -484,6 +572,7 @@ impl Pool {
         awaited: Option<&Arc<Awaited>>,
     ) -> Vec<Begun> {
         self.find_again(wanted);
+        self.find_commits(wanted);
         // The table of segments is locked before the traffic, as everywhere else.
         let segments = self.placement.segments();
         let mut traffic = self.tiering.traffic.lock();
@@ -552,6 +641,9 @@ impl Pool {
         // The log would refuse the record of the loaded block, so memory would have made room in vain.
         if !self.takes_records() {
             return Begun::Unreadable;
+        }
+        if wanted.commit.is_some() {
+            return Begun::KeyChanges;
         }
         if used.in_flight >= window {
             return Begun::Queued;

@@ -19,9 +19,6 @@ use kvpool_types::{Checksum, Code, Extent, GrantId, Key, Length, Offset, Segment
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// The most copies whose failed load is remembered. Beyond it all are forgotten.
-const MOST_FAILED: usize = 4096;
-
 /// A block that is being transferred.
 #[derive(Clone, Debug)]
 pub(in crate::pool) struct Moved {
@@ -220,13 +217,6 @@ impl Traffic {
         Some(transfer)
     }
 
-    fn load_failed(&mut self, transfer: &Transfer) {
-        if self.failed.len() >= MOST_FAILED {
-            self.failed.clear();
-        }
-        self.failed.extend(transfer.loading());
-    }
-
     /// Releases the zones of a transfer. When its session has ended, they are released already.
     fn leave_zones(&mut self, transfer: &Transfer, zone_of: impl Fn(Place) -> u32) {
         let used = self.uses.get_mut(&transfer.place.medium);
@@ -311,7 +301,7 @@ impl Pool {
                 }
                 (Direction::Load { .. }, Code::Ok) => self.loaded(transfer),
                 (Direction::Load { .. }, code) => {
-                    self.tiering.traffic.lock().load_failed(&transfer);
+                    self.tiering.traffic.lock().load_failed(&transfer, *code);
                     if *code == Code::ChecksumMismatch {
                         self.copy_is_wrong(&transfer);
                     }
@@ -412,7 +402,7 @@ impl Pool {
         let commit = transfer.block.commit_at(place.medium, place.offset);
         let (pool, of) = (Arc::clone(self), transfer.clone());
         let mut outcome = Outcome::Gone;
-        self.record_transfer(&transfer.block, || {
+        self.record_transfer(transfer, || {
             // Asked under the lock of the reservations. Two copies that end at once must not miss each other.
             let is_second = self.has_good_copy_beside(&transfer.block, place.medium);
             outcome = match moves {
@@ -496,7 +486,7 @@ impl Pool {
         };
         // A reader waits for this record. If the journal is free, it calls back on this thread.
         let is_recorded = self.journal().submit_under(|submitter| {
-            self.record_transfer(&transfer.block, || {
+            self.record_transfer(&transfer, || {
                 // The check is made here, since a removal may run until here. If the node was
                 // dropped, memory no longer has the block.
                 let is_gone = transfer.node.state() == NodeState::Gone;
@@ -591,7 +581,11 @@ impl Pool {
             hard_pin,
             replicas: std::slice::from_ref(&to),
         };
-        self.queue_for_media(std::iter::once(put));
+        let is_due = self.queue_in_lines(std::iter::once(put));
+        // The block has its copy, unless the copy was dropped meanwhile. See `demoter_awaits`.
+        if is_due && hard_pin && !self.has_kept_copy(namespace, &key, version, None) {
+            self.tiering.wake();
+        }
         self.metrics.copy_loaded(length);
     }
 

@@ -2,6 +2,7 @@
 
 use super::super::Restored;
 use super::super::awaited::Awaited;
+use super::super::lines::Line;
 use super::*;
 use kvpool_types::KeyRef;
 use std::ops::Range;
@@ -213,6 +214,26 @@ async fn the_end_of_a_load_answers_each_lookup_that_waits_for_it() {
     cold.pool.retire().await;
 }
 
+/// The connection of a reader ends while its lookup waits for a disk.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_leases_of_a_lookup_end_when_its_caller_has_gone() {
+    for has_taken_over in [false, true] {
+        let mut cold = Cold::with(1, 2).await;
+        let mut lookup = Lookup::of(&cold.pool, 0..2);
+        cold.load(0).await;
+        if has_taken_over {
+            cold.end(1, Code::Full).await;
+            assert!(lookup.look().is_none(), "block 1 is loaded again");
+        }
+        assert!(cold.is_leased(0));
+        drop(lookup);
+        assert!(!cold.is_leased(0), "{has_taken_over}");
+        cold.load(1).await;
+        assert!(!cold.is_leased(1), "nobody waits for it");
+        cold.pool.retire().await;
+    }
+}
+
 /// The load of the medium that hangs ends too late for the lookup. Its block has a lease all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lookup_waits_for_no_load_of_a_medium_that_has_become_unreadable() {
@@ -240,7 +261,7 @@ async fn a_lookup_waits_for_no_load_of_a_medium_that_has_become_unreadable() {
 async fn a_lookup_waits_for_no_load_that_began_after_the_end_of_its_own() {
     let mut cold = Cold::with(1, 2).await;
     let mut first = Lookup::of(&cold.pool, 0..2);
-    cold.end(0, Code::StoreFailed).await;
+    cold.end(0, Code::Unreachable).await;
     assert_eq!(first.wakes(), 0, "block 1 is being loaded");
     let mut second = Lookup::of(&cold.pool, 0..1);
     cold.load(1).await;
@@ -255,6 +276,42 @@ async fn a_lookup_waits_for_no_load_that_began_after_the_end_of_its_own() {
     cold.pool.end_restored(SPACE, &second);
     assert!(!cold.is_leased(0) && !cold.is_leased(1));
     cold.pool.retire().await;
+}
+
+/// The node had no memory for the load, or another reader still uses the extent. The caller asks again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_is_unreadable_only_if_its_load_failed_because_of_the_copy() {
+    let of_node = [
+        Code::Full,
+        Code::InProgress,
+        Code::StaleEpoch,
+        Code::GrantEnded,
+    ];
+    for code in of_node {
+        let mut cold = Cold::with(1, 1).await;
+        let mut lookup = Lookup::of(&cold.pool, 0..1);
+        cold.end(0, code).await;
+        assert!(lookup.look().is_none(), "{code}: it is loaded again");
+        cold.end(0, code).await;
+        let restored = lookup.look().expect("it has failed twice");
+        assert_eq!((restored.left.len(), restored.unreadable.len()), (1, 0));
+        cold.pool.retire().await;
+    }
+    let of_copy = [
+        Code::Unreachable,
+        Code::ChecksumMismatch,
+        Code::TooLarge,
+        Code::Malformed,
+        Code::Internal,
+    ];
+    for code in of_copy {
+        let mut cold = Cold::with(1, 1).await;
+        let mut lookup = Lookup::of(&cold.pool, 0..1);
+        cold.end(0, code).await;
+        let restored = lookup.look().expect("the copy cannot be read");
+        assert!(restored.left.is_empty(), "{code}");
+        cold.pool.retire().await;
+    }
 }
 
 /// The last lookup comes when the end of the load leases the block for the others. The test delays one of these leases.
@@ -292,6 +349,33 @@ async fn a_lookup_that_comes_while_a_load_ends_gets_a_lease_too() {
     assert!(late.take(0).is_some());
     drop(begins);
     cold.pool.retire().await;
+}
+
+/// A store of a queued block is due. The demoter finds it by itself, and a reader waits for the load.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_loaded_block_that_has_its_copy_wakes_no_demoter() {
+    let mut cold = Cold::with(1, 1).await;
+    let lookup = Lookup::of(&cold.pool, 0..1);
+    let ticket = cold.ticket(0);
+    let pool = Arc::clone(&cold.pool);
+    {
+        let _nothing_is_ordered = pool.tiering.tending.lock();
+        pool.tiering.demotions.lock().expect(cold.node.incarnation);
+        let before = pool.tiering.wake.times();
+        pool.transfers_done(&cold.node, &[(ticket, Code::Ok)]);
+        let until = std::time::Instant::now() + SOON;
+        while pool.metrics.snapshot()["blocks_loaded_total"] == 0 {
+            assert!(std::time::Instant::now() < until, "loaded");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let line = |line: &Line| (line.bytes, line.kept);
+        let demotions = pool.tiering.demotions.lock();
+        assert_eq!(line(&demotions.nodes[&cold.node.incarnation]), (100, 0));
+        drop(demotions);
+        assert_eq!(pool.tiering.wake.times(), before);
+    }
+    drop(lookup);
+    pool.retire().await;
 }
 
 /// The answer of a lookup for one block whose wait is ended by an event.
