@@ -65,7 +65,7 @@ use stores::Stores;
 use tokio::sync::Notify;
 use transfers::{Direction, Transfer};
 use unrecorded::Unrecorded;
-use zones::Saving;
+use zones::{Pause, Saving};
 
 /// The most bytes of transfers in progress on one medium. This many fill the device's queue and fit
 /// into a node's buffers.
@@ -153,9 +153,11 @@ struct Use {
     /// The names of the namespaces whose blocks the medium takes; empty for all.
     namespaces: Vec<String>,
     emptying: Emptying,
+    /// The pause before the oldest zone is emptied again.
+    pause: Option<Pause>,
 }
 
-/// How far the zone behind the cursor is emptied. It has the oldest copies.
+/// How far the next zone is emptied. It has the oldest copies.
 #[derive(Debug)]
 enum Emptying {
     /// Emptying has not begun.

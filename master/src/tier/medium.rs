@@ -3,6 +3,7 @@
 use super::ring::{Ring, Taken};
 use crate::accounts::{Accounts, Item};
 use crate::directory::Tick;
+use crate::placement::extents::{Range, Use};
 use crate::placement::{Extents, Ledger};
 use crate::replica::{BlockId, ExtentIndex, Replica};
 use crate::store::record;
@@ -34,13 +35,24 @@ pub struct Medium {
     copies: AtomicU64,
     /// The extents with hard-pinned copies. They change under the lock of `extents`.
     pins: Mutex<Pins>,
-    /// The same by zone.
-    in_zones: Mutex<Vec<u32>>,
+    /// The copies by zone. They change under the lock of `extents`.
+    in_zones: Mutex<Vec<InZone>>,
+    /// Locked before `in_zones`.
     ring: Mutex<Ring>,
     /// By zone, the tick at which its writing ended. A copy with a later use is kept when the zone is
     /// emptied.
     sealed: Mutex<Vec<Tick>>,
     holder: Mutex<Holder>,
+}
+
+/// The copies in one zone.
+#[derive(Clone, Copy, Debug, Default)]
+struct InZone {
+    copies: u32,
+    /// The number of hard-pinned ones among them.
+    pinned: u32,
+    /// The extent of the first copy. The others follow it in the table of extents.
+    first: Option<ExtentIndex>,
 }
 
 /// The extents with hard-pinned copies, each with its bytes.
@@ -51,14 +63,20 @@ struct Pins {
 }
 
 impl Pins {
-    fn add(&mut self, index: ExtentIndex, length: Length) {
-        if self.extents.insert(index, length.0).is_none() {
+    /// Returns whether the extent is new.
+    fn add(&mut self, index: ExtentIndex, length: Length) -> bool {
+        let is_new = self.extents.insert(index, length.0).is_none();
+        if is_new {
             self.bytes += length.0;
         }
+        is_new
     }
 
-    fn remove(&mut self, index: ExtentIndex) {
-        self.bytes -= self.extents.remove(&index).unwrap_or(0);
+    /// Returns whether the extent was there.
+    fn remove(&mut self, index: ExtentIndex) -> bool {
+        let bytes = self.extents.remove(&index);
+        self.bytes -= bytes.unwrap_or(0);
+        bytes.is_some()
     }
 }
 
@@ -88,7 +106,7 @@ impl Medium {
             extents: Mutex::new(Extents::new(record.size).with_ledger(ledger)),
             copies: AtomicU64::new(0),
             pins: Mutex::default(),
-            in_zones: Mutex::new(vec![0; zones]),
+            in_zones: Mutex::new(vec![InZone::default(); zones]),
             ring: Mutex::new(ring),
             sealed: Mutex::new(sealed),
             holder: Mutex::new(Holder {
@@ -143,7 +161,8 @@ impl Medium {
         self.ring.lock().cursor()
     }
 
-    /// The zone behind the cursor, which has the oldest copies.
+    /// The zone that is emptied next: the one behind the cursor, which has the oldest copies, or a later one instead
+    /// ([`Medium::skip_oldest`]).
     pub fn next_zone(&self) -> u32 {
         self.ring.lock().next()
     }
@@ -213,7 +232,7 @@ impl Medium {
         self.ring.lock().room_for_moves()
     }
 
-    /// The tick at which the writing of the zone behind the cursor ended.
+    /// The tick at which the writing of the next zone ended.
     pub fn oldest_sealed(&self) -> Tick {
         self.sealed(self.next_zone())
     }
@@ -270,34 +289,48 @@ impl Medium {
         fits && (!empties() || self.oldest_sealed() < used)
     }
 
-    fn copies_in(&self, zone: u32) -> u32 {
+    /// The number of copies in a zone.
+    pub fn copies_in(&self, zone: u32) -> u32 {
+        self.in_zone(zone).copies
+    }
+
+    fn in_zone(&self, zone: u32) -> InZone {
         let in_zones = self.in_zones.lock();
         in_zones.get(zone as usize).copied().unwrap_or_default()
     }
 
-    fn count_in_zone(&self, offset: Offset, count: impl FnOnce(u32) -> u32) {
-        let zone = self.zone_of(offset) as usize;
-        if let Some(copies) = self.in_zones.lock().get_mut(zone) {
-            *copies = count(*copies);
-        }
+    /// The bytes of a zone.
+    pub fn bytes_of(&self, zone: u32) -> std::ops::Range<Offset> {
+        let (start, end) = self.ring.lock().range(zone);
+        start..end
     }
 
-    /// The owners of the ranges in the zone behind the cursor, which has the oldest copies.
+    /// The owners of the ranges in the next zone, which has the oldest copies.
     pub fn oldest(&self) -> Vec<BlockId> {
-        let (start, end) = {
-            let ring = self.ring.lock();
-            ring.range(ring.next())
-        };
+        self.owners_in(self.next_zone())
+    }
+
+    fn owners_in(&self, zone: u32) -> Vec<BlockId> {
+        let end = self.bytes_of(zone).end;
         let extents = self.extents.lock();
-        let inside = extents
-            .iter()
-            .filter(|range| (start..end).contains(&range.offset));
-        inside
-            .filter_map(|range| extents.owner(range.index))
+        let first = self.in_zone(zone).first;
+        copies_from(&extents, first, end)
+            .map(|(_, block)| block)
             .collect()
     }
 
-    /// Records that the zone behind the cursor has no copies and no transfers in progress.
+    /// Has a later zone emptied in place of the next one: the first that has no hard-pinned copies. The zones in
+    /// between keep their copies for another round of the ring. Returns false if there is none.
+    pub fn skip_oldest(&self) -> bool {
+        let mut ring = self.ring.lock();
+        let in_zones = self.in_zones.lock();
+        ring.skip(|zone| {
+            let zone = in_zones.get(zone as usize);
+            zone.is_some_and(|zone| zone.pinned == 0)
+        })
+    }
+
+    /// Records that the next zone has no copies and no transfers in progress.
     pub fn emptied(&self) {
         self.ring.lock().emptied();
     }
@@ -323,25 +356,45 @@ impl Medium {
 
     pub(super) fn set_owner(&self, index: ExtentIndex, block: BlockId, is_pinned: bool) {
         let mut extents = self.extents.lock();
-        if extents.owner(index).is_none() {
-            self.copies.fetch_add(1, Ordering::Relaxed);
-            if let Some(range) = extents.range(index) {
-                self.count_in_zone(range.offset, |copies| copies + 1);
-            }
-        }
+        let is_new = extents.owner(index).is_none();
         extents.set_owner(index, block);
-        if is_pinned {
-            self.pins.lock().add(index, extents.length(index));
+        let is_pinned_now = is_pinned && self.pins.lock().add(index, extents.length(index));
+        if is_new {
+            self.copies.fetch_add(1, Ordering::Relaxed);
+        }
+        let Some(range) = extents.range(index) else {
+            return;
+        };
+        let zone = self.zone_of(range.offset) as usize;
+        if let Some(zone) = self.in_zones.lock().get_mut(zone) {
+            zone.copies += u32::from(is_new);
+            zone.pinned += u32::from(is_pinned_now);
+            let first = zone.first.and_then(|first| extents.range(first));
+            if first.is_none_or(|first| range.offset < first.offset) {
+                zone.first = Some(index);
+            }
         }
     }
 
     pub(super) fn free(&self, replica: &Replica) {
         let mut extents = self.extents.lock();
-        if extents.owner(replica.extent).is_some() {
+        let was_pinned = self.pins.lock().remove(replica.extent);
+        if extents.owner(replica.extent).is_some()
+            && let Some(range) = extents.range(replica.extent)
+        {
             self.copies.fetch_sub(1, Ordering::Relaxed);
-            self.count_in_zone(replica.offset, |copies| copies.saturating_sub(1));
+            let zone = self.zone_of(range.offset);
+            let end = self.bytes_of(zone).end;
+            if let Some(zone) = self.in_zones.lock().get_mut(zone as usize) {
+                zone.copies = zone.copies.saturating_sub(1);
+                zone.pinned = zone.pinned.saturating_sub(u32::from(was_pinned));
+                if zone.first == Some(replica.extent) {
+                    let behind = extents.next(replica.extent).map(|range| range.index);
+                    let mut others = copies_from(&extents, behind, end);
+                    zone.first = others.next().map(|(range, _)| range.index);
+                }
+            }
         }
-        self.pins.lock().remove(replica.extent);
         extents.free(replica.extent);
     }
 
@@ -350,10 +403,9 @@ impl Medium {
         let mut ring = self.ring.lock();
         let cursor = ring.cursor();
         let (start, end) = ring.range(cursor);
-        let used = extents.iter().filter(|range| {
-            (start..end).contains(&range.offset) && extents.owner(range.index).is_some()
-        });
-        let last = used.map(|range| range.offset.0 + range.length.0).max();
+        let used = copies_from(&extents, self.in_zone(cursor).first, end);
+        let ends = used.map(|(range, _)| range.offset.0 + range.length.0);
+        let last = ends.max();
         let at = last.map_or(0, |last| last.saturating_sub(start.0).min(self.zone.0));
         if let Some(behind) = Ring::new(self.size, self.zone, cursor, at) {
             *ring = behind;
@@ -376,9 +428,26 @@ impl Medium {
     }
 }
 
+/// The copies from an extent on, up to `end`, in the order of their addresses.
+fn copies_from(
+    extents: &Extents,
+    first: Option<ExtentIndex>,
+    end: Offset,
+) -> impl Iterator<Item = (Range, BlockId)> {
+    let first = first.and_then(|first| extents.range(first));
+    let ranges = std::iter::successors(first, move |range| extents.next(range.index));
+    let inside = ranges.take_while(move |range| range.offset < end);
+    inside.filter_map(|range| match range.usage {
+        Use::Block(block) => Some((range, block)),
+        Use::Free | Use::Held => None,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
 
     const MIB: u64 = 1 << 20;
 
@@ -476,5 +545,78 @@ mod tests {
         assert!(matches!(medium.take(block, Tick(50)), Taken::At(_)));
         assert_eq!(medium.cursor(), 2);
         assert_eq!(*medium.sealed.lock(), [Tick(1), Tick(50), Tick(1), Tick(1)]);
+    }
+
+    proptest! {
+        /// Copies come and go in any order, at any place of a zone.
+        #[test]
+        fn each_zone_knows_its_copies(steps in prop::collection::vec((0u32..32, any::<bool>()), 1..200)) {
+            const SLOT: u64 = 256 << 10;
+            let medium = medium();
+            let mut there: BTreeMap<u32, (ExtentIndex, bool)> = BTreeMap::new();
+            for (slot, is_pinned) in steps {
+                let offset = Offset(u64::from(slot) * SLOT);
+                if let Some((extent, _)) = there.remove(&slot) {
+                    let segment = medium.id;
+                    medium.free(&Replica { segment, extent, offset });
+                } else {
+                    let length = Length(SLOT - 8192);
+                    let extent = medium.allocate_at(offset, length, NamespaceId(0)).unwrap();
+                    medium.set_owner(extent, BlockId(slot), is_pinned);
+                    there.insert(slot, (extent, is_pinned));
+                }
+                for zone in 0..4 {
+                    let inside = there.range(zone * 8..zone * 8 + 8);
+                    let owners: Vec<BlockId> = inside.clone().map(|(slot, _)| BlockId(*slot)).collect();
+                    let pinned = inside.filter(|(_, (_, is_pinned))| *is_pinned).count();
+                    let known = medium.in_zone(zone);
+                    prop_assert_eq!((known.copies as usize, known.pinned as usize), (owners.len(), pinned));
+                    prop_assert_eq!(medium.owners_in(zone), owners);
+                }
+            }
+        }
+    }
+
+    /// Commits wait for the table of ranges meanwhile.
+    #[test]
+    fn the_oldest_copies_are_found_without_a_walk_over_the_others() {
+        const COPIES: u32 = 1 << 17;
+        const EACH: u64 = 8192;
+        let record = record::Medium {
+            size: Length(u64::from(COPIES) * EACH),
+            zone: Length(64 * EACH),
+            ..medium().record()
+        };
+        let medium = Medium::new(record, &Arc::default()).unwrap();
+        for copy in 0..COPIES {
+            let offset = Offset(u64::from(copy) * EACH);
+            let extent = medium.allocate_at(offset, Length(4096), NamespaceId(0));
+            medium.set_owner(extent.unwrap(), BlockId(copy), false);
+        }
+        let time = |what: &dyn Fn() -> usize| {
+            let begun = std::time::Instant::now();
+            let found: usize = (0..20).map(|_| what()).sum();
+            (found, begun.elapsed())
+        };
+        let (all, walk) = time(&|| medium.extents().iter().count());
+        let (oldest, zone) = time(&|| medium.oldest().len());
+        assert_eq!((all, oldest), (20 * COPIES as usize, 20 * 64));
+        assert!(zone * 10 < walk, "{zone:?} of {walk:?}");
+    }
+
+    #[test]
+    fn a_zone_with_pinned_copies_is_not_taken_in_place_of_another() {
+        let medium = medium();
+        let block = Length(MIB - 4096);
+        let at = |zone: u64| Offset(zone * 2 * MIB);
+        for (zone, is_pinned) in [(2, true), (3, true), (0, false)] {
+            let extent = medium.allocate_at(at(zone), block, NamespaceId(0));
+            medium.set_owner(extent.unwrap(), BlockId(7), is_pinned);
+        }
+        assert_eq!(medium.next_zone(), 2);
+        assert!(medium.skip_oldest());
+        assert_eq!(medium.next_zone(), 0);
+        assert!(!medium.skip_oldest(), "the written zone is behind it");
+        assert_eq!(medium.next_zone(), 0);
     }
 }

@@ -12,6 +12,9 @@
 //! A device that is written in long runs does not move data inside itself. So one byte written here
 //! costs the device one byte. The zone behind the cursor always has the oldest copies, so a medium
 //! needs no queue of victims.
+//!
+//! Copies that cannot leave may keep that zone from being emptied. Then a later zone is emptied and written
+//! instead. The zones in between keep their copies for another round.
 
 use kvpool_types::{Length, Offset};
 
@@ -42,7 +45,9 @@ pub struct Ring {
     cursor: u32,
     /// The first byte in the cursor's zone that is not taken.
     at: u64,
-    /// True when the zone behind the cursor is empty.
+    /// How many zones behind the cursor are left out in this round.
+    skipped: u32,
+    /// True when the next zone is empty.
     next_is_empty: bool,
     /// The allowance for moves: bytes of copies that may still move out of the oldest zones.
     for_moves: u64,
@@ -58,6 +63,7 @@ impl Ring {
             zones,
             cursor,
             at,
+            skipped: 0,
             next_is_empty: false,
             for_moves: zone.0 / 2,
         })
@@ -78,9 +84,28 @@ impl Ring {
         self.cursor
     }
 
-    /// The zone with the oldest copies: the one to be emptied, or already empty.
+    /// The zone with the oldest copies of those that can be emptied: the one to be emptied, or already empty.
     pub const fn next(&self) -> u32 {
-        (self.cursor + 1) % self.zones
+        self.behind(self.skipped)
+    }
+
+    /// The zone behind the cursor, with `skipped` zones in between.
+    const fn behind(&self, skipped: u32) -> u32 {
+        (self.cursor + 1 + skipped) % self.zones
+    }
+
+    /// Takes a later zone for the next one: the first that `may_take` accepts. The written zone is never taken.
+    /// Returns false if there is none, or if the next zone is empty.
+    pub fn skip(&mut self, may_take: impl Fn(u32) -> bool) -> bool {
+        let mut later = self.skipped + 1..self.zones - 1;
+        let taken = later.find(|skipped| may_take(self.behind(*skipped)));
+        match taken.filter(|_| !self.next_is_empty) {
+            Some(skipped) => {
+                self.skipped = skipped;
+                true
+            }
+            None => false,
+        }
     }
 
     /// The zone of a byte.
@@ -123,6 +148,7 @@ impl Ring {
             }
             self.cursor = self.next();
             self.at = 0;
+            self.skipped = 0;
             self.next_is_empty = false;
         }
         let (start, _) = self.range(self.cursor);
@@ -197,6 +223,24 @@ mod tests {
         assert_eq!(ring.take(Length(700)), Taken::NeedsZone);
         ring.emptied();
         assert_eq!(ring.take(Length(700)), Taken::At(Offset(0)));
+    }
+
+    #[test]
+    fn a_zone_that_is_left_out_comes_again_in_the_next_round() {
+        let mut ring = ring();
+        assert_eq!(ring.take(Length(700)), Taken::At(Offset(2000)));
+        assert!(ring.skip(|zone| zone != 3));
+        assert_eq!(ring.next(), 0);
+        assert_eq!(ring.take(Length(400)), Taken::NeedsZone);
+        assert!(ring.skip(|_| true));
+        assert_eq!(ring.next(), 1);
+        assert!(!ring.skip(|_| true), "the zone behind it is written");
+        ring.emptied();
+        assert_eq!(ring.take(Length(400)), Taken::At(Offset(1000)));
+        ring.emptied();
+        assert!(!ring.skip(|_| true), "the next zone is empty");
+        assert_eq!(ring.take(Length(700)), Taken::At(Offset(2000)));
+        assert_eq!(ring.next(), 3);
     }
 
     /// The blocks of a chain are used together, and fill the zones in which they were written.

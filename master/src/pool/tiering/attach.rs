@@ -346,6 +346,7 @@ impl Pool {
             lists_again: 0,
             namespaces: offer.namespaces.clone(),
             emptying: Emptying::Logging,
+            pause: None,
         };
         if let Some(medium) = self.tier.medium(id) {
             let now = self.now();

@@ -194,6 +194,7 @@ impl Pool {
             };
             let unleased = open.take_unleased();
             if unleased.is_empty() {
+                traffic.may_leave(transfer.place);
                 break traffic.loading.remove(&load);
             }
             drop(traffic);

@@ -141,7 +141,7 @@ impl WantedRoom {
 enum Begun {
     /// The load with this ticket is in progress.
     Goes(u64),
-    /// The load was in progress and has ended.
+    /// The load was in progress and has ended, or the copy no longer lies where it was found.
     Ended,
     /// The medium has enough transfers in progress.
     Queued,
@@ -536,7 +536,7 @@ impl Pool {
     }
 
     /// Looks up the offsets of copies again whose loads have not begun, since a copy moves when its zone is
-    /// emptied. A copy that is gone keeps its old offset, and its load then fails.
+    /// emptied. A copy that is gone keeps its old offset, and no load of it begins.
     fn find_again(&self, wanted: &mut [Wanted]) {
         for one in wanted.iter_mut().filter(|one| one.seen.is_none()) {
             let copies = self.tier.directory();
@@ -647,6 +647,10 @@ impl Pool {
         }
         if used.in_flight >= window {
             return Begun::Queued;
+        }
+        // Its old zone may have been written anew since the offset was read. From here on, the load keeps the zone.
+        if !self.lies_at(block, Place::of(at)) {
+            return Begun::Ended;
         }
         // A draining node serves its blocks until it stops.
         let (node, session) = (Arc::clone(&used.node), used.session);

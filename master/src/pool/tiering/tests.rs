@@ -76,6 +76,21 @@ fn block(name: &str, version: u64) -> NewBlock {
     }
 }
 
+/// The record of a block's copy at an offset of medium 1.
+fn copy_at(offset: u64) -> record::Commit {
+    let block = block("block", 7);
+    record::Commit {
+        namespace: block.namespace,
+        key: block.key,
+        version: block.version,
+        length: block.length,
+        checksum: block.checksum,
+        replicas: smallvec::smallvec![(SegmentId::on_medium(1), Offset(offset))],
+        parent: None,
+        hard_pin: false,
+    }
+}
+
 fn medium_of(id: u32) -> record::Medium {
     record::Medium {
         id: SegmentId::on_medium(id),
@@ -114,6 +129,7 @@ fn in_use(node: &Arc<StoreNode>, session: u64) -> Use {
         lists_again: 0,
         namespaces: Vec::new(),
         emptying: Emptying::Idle,
+        pause: None,
     }
 }
 

@@ -9,10 +9,14 @@
 //! A copy that was used since its zone was written moves to the zone that is written now. So the medium keeps
 //! about the same copies as an LRU list would. If the block is in memory, it is stored again from there
 //! instead.
+//!
+//! Some copies cannot leave for a while: leased ones, those that are being loaded, and hard-pinned ones whose block is
+//! nowhere else. The zone then pauses before it is emptied again. Hard-pinned copies may have to stay for good, so a
+//! later zone is emptied in place of theirs after a second.
 
 use super::super::Pool;
 use super::transfers::{Direction, Moved, Transfer, on_medium, range};
-use super::{Emptying, Place, Use, WINDOW};
+use super::{Emptying, Place, Traffic, Use, WINDOW};
 use crate::clock::BootInstant;
 use crate::directory::{BlockRef, Tick, Verdict};
 use crate::membership::StoreNode;
@@ -22,10 +26,58 @@ use crate::store::record::{self, Record};
 use crate::tier::{Medium, Taken};
 use kvpool_proto as proto;
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Key, Length, SegmentId, Version, medium};
+use kvpool_types::{Key, Length, Offset, SegmentId, Version, medium};
 use std::cmp::Reverse;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// The shortest pause of a zone whose copies cannot leave.
+const LEAST_PAUSE: Duration = Duration::from_millis(5);
+/// The longest one. No event reports the end of a lease, so the zone may be emptied this much later.
+const MOST_PAUSE: Duration = Duration::from_millis(100);
+/// How long hard-pinned copies keep their zone the next one, although none of its copies leaves.
+const PIN_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The pause of a zone with copies that cannot leave.
+#[derive(Clone, Debug)]
+pub(super) struct Pause {
+    /// The bytes of the zone.
+    bytes: Range<Offset>,
+    /// The number of copies that stay. The pause ends when it changes.
+    copies: u32,
+    /// The time since which the same copies stay.
+    since: BootInstant,
+    until: BootInstant,
+    /// Whether it was reported that no other zone can be emptied instead.
+    is_told: bool,
+}
+
+impl Pause {
+    /// Whether the next zone of the medium must not be emptied yet.
+    fn lasts(&self, medium: &Medium, now: BootInstant) -> bool {
+        now < self.until && self.is_of(medium)
+    }
+
+    /// Whether the pause is about the next zone of the medium with its present copies.
+    fn is_of(&self, medium: &Medium) -> bool {
+        let zone = medium.next_zone();
+        self.bytes == medium.bytes_of(zone) && self.copies == medium.copies_in(zone)
+    }
+}
+
+impl Traffic {
+    /// Ends the pause of the zone with this copy, because the copy may leave now.
+    pub(super) fn may_leave(&mut self, copy: Place) {
+        let used = self.uses.get_mut(&copy.medium);
+        if let Some(pause) = used.and_then(|used| used.pause.as_mut())
+            && pause.bytes.contains(&copy.offset)
+        {
+            pause.until = BootInstant::default();
+        }
+    }
+}
 
 /// The copies to move from the oldest zone.
 #[derive(Debug, Default)]
@@ -75,7 +127,8 @@ impl Pool {
         session: u64,
     ) -> Length {
         // Leases of an earlier term are not known before this time.
-        if self.now() < self.lease_floor {
+        let now = self.now();
+        if now < self.lease_floor {
             return Length(0);
         }
         loop {
@@ -85,8 +138,10 @@ impl Pool {
             let Some(used) = used.filter(is_served) else {
                 return Length(0);
             };
+            let pause = used.pause.as_ref();
+            let is_paused = pause.is_some_and(|pause| pause.lasts(medium, now));
             match &mut used.emptying {
-                Emptying::Idle if medium.is_next_due() => {
+                Emptying::Idle if !is_paused && medium.is_next_due() => {
                     drop(traffic);
                     let saving = self.worth_saving(medium);
                     self.set_emptying(medium.id, node, session, Emptying::Saving(saving));
@@ -120,10 +175,10 @@ impl Pool {
                     }
                 }
                 Emptying::Draining if !used.busy.contains_key(&medium.next_zone()) => {
-                    used.emptying = Emptying::Idle;
-                    drop(traffic);
-                    // A copy whose record was on its way to the log may have entered the zone meanwhile.
-                    if medium.oldest().is_empty() {
+                    (used.emptying, used.pause) = (Emptying::Idle, None);
+                    // A copy whose record was on its way to the log may have entered the zone meanwhile. No load
+                    // begins in a zone without copies. Loads begin under the lock of the traffic.
+                    if medium.copies_in(medium.next_zone()) == 0 {
                         medium.emptied();
                     }
                     return Length(0);
@@ -180,7 +235,8 @@ impl Pool {
                 false => for_moves.0,
             };
             if saving.reserved.0 + taken.0 > most {
-                break;
+                // A shorter one may still fit.
+                continue;
             }
             saving.reserved.0 += taken.0;
             saving.left.push_back(ToSave {
@@ -254,7 +310,7 @@ impl Pool {
     }
 
     /// Drops the copies in the zone behind the cursor. The zone is empty once this is durable and no transfer
-    /// touches the zone. A hard-pinned copy stays until memory has its block again.
+    /// touches the zone. A hard-pinned copy stays until memory has its block again, or for another round of the ring.
     pub(super) fn drop_oldest(
         self: &Arc<Self>,
         medium: &Arc<Medium>,
@@ -334,7 +390,10 @@ impl Pool {
         }
         // The copy is dropped when its lease or its load ends.
         let next = match is_kept || !pinned.is_empty() {
-            true => Emptying::Idle,
+            true => {
+                self.pause_emptying(medium, node, session, pinned.first());
+                Emptying::Idle
+            }
             false => Emptying::Draining,
         };
         if records.is_empty() {
@@ -351,6 +410,52 @@ impl Pool {
                     pool.tiering.wake();
                 }
             });
+    }
+
+    /// Delays the next attempt to empty a zone whose copies cannot leave. If hard-pinned copies have kept it too long,
+    /// a later zone takes its place. `pin` is one of these copies.
+    ///
+    /// The pause is as long as the same copies have stayed, within limits. So a copy that stays for a short time delays
+    /// its zone by about as much.
+    fn pause_emptying(
+        &self,
+        medium: &Medium,
+        node: &Arc<StoreNode>,
+        session: u64,
+        pin: Option<&(NamespaceId, Key)>,
+    ) {
+        let now = self.now();
+        let mut traffic = self.tiering.traffic.lock();
+        let used = traffic.uses.get_mut(&medium.id);
+        let Some(used) = used.filter(|used| used.is_of(node, session)) else {
+            return;
+        };
+        let before = used.pause.take().filter(|pause| pause.is_of(medium));
+        let since = before.as_ref().map_or(now, |pause| pause.since);
+        let mut is_told = before.is_some_and(|pause| pause.is_told);
+        let stayed = now.since(since);
+        let zone = medium.next_zone();
+        if let Some((namespace, key)) = pin
+            && stayed >= PIN_PATIENCE
+        {
+            let is_left_out = medium.skip_oldest();
+            if is_left_out || !is_told {
+                tracing::warn!(medium = %medium.medium, node = %node.name, zone, is_left_out,
+                    %namespace, key = %key.shown(),
+                    "a zone is not emptied: hard-pinned copies fit neither the written zone nor memory");
+            }
+            if is_left_out {
+                return;
+            }
+            is_told = true;
+        }
+        used.pause = Some(Pause {
+            bytes: medium.bytes_of(zone),
+            copies: medium.copies_in(zone),
+            since,
+            until: now.after(stayed.clamp(LEAST_PAUSE, MOST_PAUSE)),
+            is_told,
+        });
     }
 
     /// Extends a lease on a copy to the same block in memory, which then serves the lease's holder. Returns

@@ -37,18 +37,9 @@ async fn a_removal_takes_a_block_that_came_back_in_another_slot() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_repeated_commit_succeeds_while_its_block_is_on_a_medium_only() {
     let directory = tempfile::tempdir().unwrap();
-    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let (pool, _medium) = pool_on_medium(directory.path()).await;
     let block = block("block", 7);
-    assert!(pool.tier.publish(record::Commit {
-        namespace: block.namespace,
-        key: block.key.clone(),
-        version: block.version,
-        length: block.length,
-        checksum: block.checksum,
-        replicas: smallvec::smallvec![(medium.id, Offset(0))],
-        parent: None,
-        hard_pin: false,
-    }));
+    assert!(pool.tier.publish(copy_at(0)));
     let commit = |version| {
         let item = CommitItem {
             key: block.key.clone(),
@@ -143,5 +134,45 @@ async fn the_end_of_a_load_wakes_the_demoter_only_if_something_waits() {
         assert!(matches!(taken, Taken::At(_)) && medium.is_next_due());
         assert!(awaits(&load, Code::Ok), "a zone is due");
     }
+    pool.retire().await;
+}
+
+/// The copy moves after the lookup has read its offset. Its old zone may be written anew before the load begins.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_moves_before_its_load_begins_is_loaded_from_its_new_place() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    assert!(pool.tier.publish(copy_at(0)));
+    let (node, session, mut sent) = connected(&pool);
+    node.set_state(NodeState::Live);
+    let segment = Segment::new(SegmentId(1), Arc::clone(&node), Length(1 << 20), 1.0);
+    pool.placement.insert(Arc::new(segment));
+    attach(&pool, &node, session, medium.id);
+    let lookup = {
+        // A load begins under this lock.
+        let _no_load_begins = pool.tiering.traffic.lock();
+        let of_lookup = Arc::clone(&pool);
+        let lookup = tokio::spawn(async move {
+            let key = Key::parse("block").unwrap();
+            let keys = [key.as_ref()];
+            let patience = Duration::from_secs(5);
+            let restored = of_lookup.restore(SPACE, &keys[..], patience).await;
+            of_lookup.end_restored(SPACE, &restored);
+            restored
+        });
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(pool.tier.publish(copy_at(8192)));
+        lookup
+    };
+    let order = tokio::time::timeout(Duration::from_secs(20), sent.recv()).await;
+    let order = order.expect("a load is ordered").unwrap().unwrap();
+    let Some(Body::Transfers(orders)) = &order.body else {
+        panic!("{order:?}");
+    };
+    let load = &orders.transfers[0];
+    assert_eq!(load.from.unwrap().offset, 8192);
+    pool.transfers_done(&node, &[(load.ticket, Code::Ok)]);
+    let restored = lookup.await.unwrap();
+    assert!(restored.left.is_empty() && restored.unreadable.is_empty());
     pool.retire().await;
 }

@@ -2,22 +2,8 @@
 
 use super::super::OpenLoad;
 use super::*;
+use crate::clock::ManualClock;
 use kvpool_types::GrantId;
-
-/// The record of a block's copy at an offset of medium 1.
-fn copy_at(offset: u64) -> record::Commit {
-    let block = block("block", 7);
-    record::Commit {
-        namespace: block.namespace,
-        key: block.key,
-        version: block.version,
-        length: block.length,
-        checksum: block.checksum,
-        replicas: smallvec::smallvec![(SegmentId::on_medium(1), Offset(offset))],
-        parent: None,
-        hard_pin: false,
-    }
-}
 
 /// A lookup may come at any moment of a move.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -517,5 +503,137 @@ async fn a_zone_without_copies_waits_for_the_load_that_reads_it() {
         assert!(std::time::Instant::now() < until, "the zone is not emptied");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
+    pool.retire().await;
+}
+
+/// A pool whose clock stands still, and its clock.
+async fn pool_at_a_moment(directory: &std::path::Path) -> (Arc<Pool>, Arc<ManualClock>) {
+    let store = EmbeddedStore::open(&EmbeddedOptions::new(directory)).unwrap();
+    let metrics = Arc::new(Metrics::new().unwrap());
+    let clock = Arc::new(ManualClock::new(BootInstant(1_000_000)));
+    let of_pool = Arc::clone(&clock);
+    let pool = Pool::start(Config::default(), Arc::new(store), of_pool, metrics);
+    (pool.await.unwrap(), clock)
+}
+
+/// The master would look at the zone at each store, each load and each round of eviction.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_zone_whose_copies_cannot_leave_pauses_until_they_may() {
+    const FROM: u64 = 1 << 18;
+    for end in ["time", "load", "change"] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, clock) = pool_at_a_moment(directory.path()).await;
+        let medium = copy_in_a_zone_that_is_due(&pool, FROM);
+        let (copy, to) = (medium.oldest()[0], block("block", 7).replicas[0]);
+        let (node, session, _sent) = connected(&pool);
+        {
+            let _nothing_is_ordered = pool.tiering.tending.lock();
+            let mut traffic = pool.tiering.traffic.lock();
+            let load = OpenLoad::new(1, to, Length(100));
+            traffic.loading.insert((copy, Version(7)), load);
+            traffic.uses.insert(medium.id, in_use(&node, session));
+            drop(traffic);
+            pool.drop_oldest(&medium, &node, session);
+            if end != "load" {
+                pool.tiering.traffic.lock().loading.clear();
+            }
+        }
+        for _ in 0..20 {
+            pool.tend_media();
+            assert_eq!(lies_at(&pool.tier), Some(FROM), "the pause lasts");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        match end {
+            "time" => clock.advance(Duration::from_millis(100)),
+            "load" => {
+                let direction = Direction::Load {
+                    copy,
+                    to,
+                    grant: GrantId(1),
+                    used: None,
+                };
+                let mut load = transfer(&node, session, &medium, direction);
+                load.place.offset = Offset(FROM);
+                pool.load_succeeded(&load);
+            }
+            _ => {
+                let other = record::Commit {
+                    key: Key::parse("other").unwrap(),
+                    ..copy_at(FROM + 8192)
+                };
+                assert!(pool.tier.publish(other));
+            }
+        }
+        let until = std::time::Instant::now() + Duration::from_secs(20);
+        while lies_at(&pool.tier).is_some() {
+            assert!(std::time::Instant::now() < until, "it stays: {end}");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        pool.retire().await;
+    }
+}
+
+/// The copy fits neither the written zone nor memory. Memory may be too small, or the namespace's quota.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pinned_copy_that_cannot_leave_its_zone_does_not_stop_the_others() {
+    const FROM: u64 = 1 << 18;
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, clock) = pool_at_a_moment(directory.path()).await;
+    let pinned = Key::parse("pinned").unwrap();
+    let medium = copy_in_a_zone_that_is_due(&pool, FROM);
+    assert!(pool.tier.publish(record::Commit {
+        key: pinned.clone(),
+        length: Length(200 << 10),
+        hard_pin: true,
+        ..copy_at(FROM + 8192)
+    }));
+    assert_eq!((medium.next_zone(), medium.copies()), (1, 2));
+    let (node, session, _sent) = connected(&pool);
+    node.set_state(NodeState::Live);
+    let segment = Segment::new(SegmentId(1), Arc::clone(&node), Length(64 << 10), 1.0);
+    pool.placement.insert(Arc::new(segment));
+    attach(&pool, &node, session, medium.id);
+    let until = std::time::Instant::now() + Duration::from_secs(20);
+    while medium.is_next_due() {
+        assert!(std::time::Instant::now() < until, "no zone is emptied");
+        pool.tend_media();
+        clock.advance(Duration::from_millis(20));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(medium.next_zone(), 2);
+    assert!(pool.has_copy(SPACE, pinned.as_ref()));
+    assert_eq!(lies_at(&pool.tier), None, "only pinned copies stay");
+    let taken = medium.take(Length(200 << 10), pool.directory.next_tick());
+    assert_eq!(taken, Taken::At(Offset(2 << 18)));
+    pool.retire().await;
+}
+
+/// The blocks of a pool may have very different lengths.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_used_copy_moves_behind_one_that_does_not_fit() {
+    const FROM: u64 = 1 << 18;
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    let long = Key::parse("long").unwrap();
+    let medium = copy_in_a_zone_that_is_due(&pool, FROM);
+    assert!(pool.tier.publish(record::Commit {
+        key: long.clone(),
+        length: Length(200 << 10),
+        ..copy_at(FROM + 8192)
+    }));
+    let copies = pool.tier.directory();
+    for key in [Key::parse("block").unwrap(), long] {
+        let used = copies.ticks(2).of(0);
+        copies.visit(SPACE, &[key.as_ref()], |_, copy| copy.unwrap().touch(used));
+    }
+    let (node, session, mut sent) = connected(&pool);
+    attach(&pool, &node, session, medium.id);
+    let order = tokio::time::timeout(Duration::from_secs(20), sent.recv()).await;
+    let order = order.expect("a move is ordered").unwrap().unwrap();
+    let Some(Body::Transfers(orders)) = &order.body else {
+        panic!("{order:?}");
+    };
+    let from = orders.transfers[0].from.unwrap();
+    assert_eq!((from.offset, from.length), (FROM, 100));
     pool.retire().await;
 }
