@@ -14,6 +14,10 @@
 //! for such a block and the node has no room, the evictor evicts the node's oldest blocks. On a
 //! draining node it evicts only blocks whose copies can be read.
 //!
+//! Blocks that move off a draining node take room before eviction sees them on their target. Until they
+//! arrive, a block that was used later leaves only for puts that wait. Otherwise eviction would take such
+//! blocks and keep the older ones that arrive.
+//!
 //! A block larger than the oldest blocks needs contiguous room. For such a block the evictor evicts
 //! the cheapest run of neighbours, and counts it towards the round's goal.
 //!
@@ -219,13 +223,21 @@ impl Pool {
         let round = kvpool_trace::span!("eviction round", goal_bytes = goal, freed_bytes = Empty);
         let _inside = round.enter();
         let mut last = freed;
+        let urgent = demanded.map_or(0, |demanded| demanded.bytes.min(goal));
         while freed < goal && !self.is_stopping() {
-            let want = (goal - freed).min(STEP_BYTES);
-            if let Some(step) = self.evict_step(want, orders.before(self)) {
+            let before = orders.before(self);
+            let unseen = self.replicas.oldest_unseen().unwrap_or(Tick::MAX);
+            let want = |until: u64| until.saturating_sub(freed).min(STEP_BYTES);
+            let mut step = self.evict_step(want(goal), before.min(unseen));
+            let waits_for_moves = unseen < before && freed >= urgent;
+            if step.is_none() && unseen < before && !waits_for_moves {
+                step = self.evict_step(want(urgent), before);
+            }
+            if let Some(step) = step {
                 last = step.last;
                 freed += step.freed;
                 orders.progressed();
-            } else if !orders.repeat(self) {
+            } else if waits_for_moves || !orders.repeat(self) {
                 break;
             }
         }
@@ -304,7 +316,10 @@ impl Pool {
             // The pool has room, but the segments with contiguous room are at their watermark.
             let needed = ranged.iter().take(demand.copies);
             return needed
-                .map(|segment| self.evict_on(segment, segment.shortfall(length), orders))
+                .map(|segment| {
+                    let bytes = segment.shortfall(length);
+                    self.evict_on(segment, bytes, Tick::MAX, orders)
+                })
                 .sum();
         }
         segments.sort_by_key(|segment| segment.shortfall(length));
@@ -316,7 +331,7 @@ impl Pool {
                 Some(_) => continue,
                 None => {}
             }
-            let limits = self.run_limits(orders);
+            let limits = self.run_limits(Tick::MAX, orders);
             let begun = Instant::now();
             // One run serves the blocks of a batch together where possible.
             let together = counted / demand.copies.max(1) as u64;
@@ -372,9 +387,27 @@ impl Pool {
         let Some(segment) = segments.first().filter(|s| s.node.is_readable()) else {
             return 0;
         };
+        let freed = self.make_room_on(segment, wanted, runs, orders);
+        if freed == 0 && wanted.before < Tick::MAX {
+            let next = self.next_victim_on(segment.id);
+            self.replicas
+                .note_next_victim(&wanted.node, next, self.now());
+        }
+        freed
+    }
+
+    /// [`Pool::make_room_for_loads`] on one segment of a node that takes blocks.
+    fn make_room_on(
+        self: &Arc<Self>,
+        segment: &Arc<Segment>,
+        wanted: &WantedRoom,
+        runs: &mut Runs,
+        orders: &mut StoreOrders,
+    ) -> u64 {
+        let (length, used_before) = (wanted.largest, wanted.before);
         if segment.extents().largest_free() >= length {
             let bytes = Length(wanted.bytes.0.min(segment.limit()));
-            return self.evict_on(segment, segment.shortfall(bytes), orders);
+            return self.evict_on(segment, segment.shortfall(bytes), used_before, orders);
         }
         let now = self.now();
         let comes = segment.used() > segment.used_after_quarantine();
@@ -388,9 +421,9 @@ impl Pool {
         }
         runs.for_loads.insert(segment.id, now.after(RUN_TIMEOUT));
         if self.directory.first_footprint() >= length.0 {
-            return self.evict_on(segment, length.0, orders);
+            return self.evict_on(segment, length.0, used_before, orders);
         }
-        let limits = self.run_limits(orders);
+        let limits = self.run_limits(used_before, orders);
         let _until_submitted = self.evicting.read();
         let extents = || segment.extents();
         let victims = self
@@ -451,19 +484,22 @@ impl Pool {
         0
     }
 
-    /// Evicts the oldest blocks of one segment and returns their bytes there.
+    /// Evicts the oldest blocks of one segment, if they were last used before a tick. Returns their bytes
+    /// there.
     fn evict_on(
         self: &Arc<Self>,
         segment: &Arc<Segment>,
         bytes: u64,
+        used_before: Tick,
         orders: &mut StoreOrders,
     ) -> u64 {
         if bytes == 0 {
             return 0;
         }
-        let freed = self.evict_before_on(segment, bytes, orders.before(self));
-        match freed == 0 && orders.repeat(self) {
-            true => self.evict_before_on(segment, bytes, orders.before(self)),
+        let before = orders.before(self);
+        let freed = self.evict_before_on(segment, bytes, before.min(used_before));
+        match freed == 0 && before < used_before && orders.repeat(self) {
+            true => self.evict_before_on(segment, bytes, orders.before(self).min(used_before)),
             false => freed,
         }
     }
@@ -481,6 +517,23 @@ impl Pool {
         freed
     }
 
+    /// The last use of the block that eviction takes next on one segment. `None` while it takes none there, or
+    /// takes blocks in another order because leases of the last term may run.
+    fn next_victim_on(&self, segment: SegmentId) -> Option<Tick> {
+        let now = self.now();
+        if now < self.lease_floor {
+            return None;
+        }
+        let here = |id: SegmentId| id == segment;
+        // No block was used before this tick. So none leaves, and those that make no room here are set aside.
+        let none = self.directory.evict_before(Tick::default(), 1, now, here);
+        debug_assert!(none.is_empty(), "invariant: no block is older than all");
+        let next = self.directory.first_tick(now);
+        let elsewhere = self.takers().into_iter().filter(|id| !here(*id));
+        self.directory.recall(elsewhere);
+        next
+    }
+
     /// The segments that take blocks now. Blocks that eviction set aside on a segment that takes
     /// blocks again are recalled. Only the evictor calls this.
     fn takers(&self) -> HashSet<SegmentId> {
@@ -492,10 +545,11 @@ impl Pool {
         now
     }
 
-    /// The limits for a run now. Before the lease floor, blocks of earlier terms count as leased.
-    fn run_limits(self: &Arc<Self>, orders: &mut StoreOrders) -> RunLimits {
+    /// The limits for a run now of blocks that were last used before a tick. Before the lease floor, blocks of
+    /// earlier terms count as leased.
+    fn run_limits(self: &Arc<Self>, used_before: Tick, orders: &mut StoreOrders) -> RunLimits {
         RunLimits {
-            before: orders.before(self),
+            before: orders.before(self).min(used_before),
             now: self.now(),
             floor: LeaseFloor {
                 until: self.lease_floor,

@@ -35,14 +35,17 @@ use crate::replica::{BlockId, Replica};
 use crate::store::record::{self, Record};
 use crate::workers::{Wake, Workers};
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Code, Key, KeyRef, Length, NodeName, SegmentId, Version};
+use kvpool_types::{Code, Incarnation, Key, KeyRef, Length, NodeName, SegmentId, Version};
 use parking_lot::Mutex;
 use regex::Regex;
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::runtime::Handle;
+
+/// How long the next victim of a node counts as known. Meanwhile a lease may end on an older block.
+const VICTIM_KNOWN: Duration = Duration::from_millis(100);
 
 /// The blocks of a task.
 #[derive(Clone, Debug)]
@@ -175,6 +178,8 @@ pub(super) struct Replicas {
     off: Mutex<Vec<(TaskId, Arc<StoreNode>)>>,
     /// Nodes that wait for a task before they leave.
     waiting: Mutex<Vec<Waits>>,
+    /// By node: the last use of its next victim, as the evictor found it.
+    next_victims: Mutex<HashMap<Incarnation, (BootInstant, Tick)>>,
     /// A counter. It rises when a task off a node begins, a node begins to leave or is suspect, or
     /// a medium is lost. A look at a draining node is void once the counter has risen.
     doubts: AtomicU64,
@@ -193,6 +198,28 @@ impl Replicas {
 
     pub(super) fn wake(&self) {
         self.wake.wake();
+    }
+
+    /// The earliest last use of the blocks that move off nodes which take no blocks. Eviction sees a block on its
+    /// target only when it has arrived.
+    pub(super) fn oldest_unseen(&self) -> Option<Tick> {
+        self.pulls.lock().oldest_unseen()
+    }
+
+    /// Records the last use of the block that eviction takes next on a node; `None` while it takes none.
+    pub(super) fn note_next_victim(&self, node: &StoreNode, used: Option<Tick>, now: BootInstant) {
+        let mut victims = self.next_victims.lock();
+        victims.retain(|of, (at, _)| *of != node.incarnation && now.since(*at) < VICTIM_KNOWN);
+        if let Some(used) = used {
+            victims.insert(node.incarnation, (now, used));
+        }
+    }
+
+    /// The last use of a node's next victim, if the evictor has just found it.
+    fn next_victim(&self, node: &StoreNode, now: BootInstant) -> Option<Tick> {
+        let victims = self.next_victims.lock();
+        let (at, used) = victims.get(&node.incarnation)?;
+        (now.since(*at) < VICTIM_KNOWN).then_some(*used)
     }
 
     /// Whether a pull is copying a replica to this node.

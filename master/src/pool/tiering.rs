@@ -416,7 +416,7 @@ impl Pool {
     }
 
     /// Records that blocks were evicted from memory. A block without a copy is lost, unless it is being
-    /// stored.
+    /// stored, or the record of its copy is on its way to the log.
     pub(super) fn note_left_memory(&self, left: &[Removed]) {
         if self.tier.is_empty() {
             return;
@@ -428,7 +428,10 @@ impl Pool {
                 stores.left_memory(block.namespace, &block.key, block.version)
             };
             let is_kept = || self.has_kept_copy(block.namespace, &block.key, block.version, None);
-            let has_copy = (self.tier.left_memory(block) && is_kept()) || is_stored();
+            let is_in_tier = || self.tier.left_memory(block) && is_kept();
+            // A copy is being stored, then recorded, then in the tier. It may come there after the first question.
+            let has_copy =
+                is_in_tier() || is_stored() || self.is_being_recorded(block) || is_in_tier();
             self.evicted_beside_media(block, has_copy);
             if !has_copy {
                 self.metrics.evicted_without_copy();

@@ -337,6 +337,7 @@ impl Pool {
             source,
             source_node,
             dropped,
+            used: found.tick,
             target,
             to,
             grant: GrantId(self.next_version.fetch_add(1, Ordering::Relaxed)),
@@ -481,8 +482,10 @@ impl Pool {
     fn make_room(&self, task: &Task, target: &Arc<StoreNode>, found: &Found) -> Step {
         let (now, length) = (self.now(), found.moved.length);
         let first = self.directory.first_tick(now);
+        // The pool's next victim may lie on the node that is emptied, where it makes no room.
+        let here = self.replicas.next_victim(target, now);
         let is_oldest = match first {
-            Some(first) => found.tick <= first,
+            Some(first) => found.tick <= here.map_or(first, |here| first.max(here)),
             None => task.wish.change != Change::Move,
         };
         // The medium of the target takes the block at once, and the room serves the next one.
@@ -502,7 +505,12 @@ impl Pool {
             return Step::Ended(Outcome::Failed(Code::Full, why));
         }
         if first.is_some() || found.moved.hard_pin {
-            self.want_room_on(key, WantedRoom::new(target, length));
+            let before = match found.moved.hard_pin || passes {
+                true => Tick::MAX,
+                false => found.tick,
+            };
+            let room = WantedRoom::new(target, length);
+            self.want_room_on(key, WantedRoom { before, ..room });
             self.evictor_wake.wake();
         }
         // The blocks after this one are less recently used, and must not take its room.

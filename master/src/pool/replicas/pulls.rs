@@ -5,7 +5,7 @@ use super::super::{FreedReplicas, Pool};
 use super::tasks::{Change, Outcome, Task};
 use super::{Brought, Work};
 use crate::clock::BootInstant;
-use crate::directory::{Added, BlockRef};
+use crate::directory::{Added, BlockRef, Tick};
 use crate::membership::StoreNode;
 use crate::replica::{BlockId, Replica};
 use crate::store::journal::Ack;
@@ -38,10 +38,20 @@ pub(super) struct Pull {
     pub(super) source_node: Arc<StoreNode>,
     /// The replica that a move drops.
     pub(super) dropped: Option<Replica>,
+    /// The last use of the block when the pull was ordered.
+    pub(super) used: Tick,
     pub(super) target: Arc<StoreNode>,
     /// The extent to write.
     pub(super) to: Replica,
     pub(super) grant: GrantId,
+}
+
+impl Pull {
+    /// Whether eviction does not see the block: it leaves a node that takes no blocks, and is not on the target yet.
+    /// A block of media does not count, because it may only pass through memory.
+    fn is_unseen(&self) -> bool {
+        !self.source_node.is_placeable() && !self.task.is_of_media()
+    }
 }
 
 /// Every pull in progress.
@@ -71,6 +81,8 @@ struct Changing {
     grant: GrantId,
     target: Incarnation,
     dropped: Option<Replica>,
+    /// The last use of the block, if eviction does not see it.
+    unseen: Option<Tick>,
     to: Replica,
     length: Length,
     version: Version,
@@ -125,6 +137,12 @@ impl Open {
         for pull in self.blocks.values().flatten() {
             note(&pull.to, pull.length, pull.version);
         }
+    }
+
+    /// The earliest last use of the blocks in progress that eviction does not see.
+    pub(super) fn oldest_unseen(&self) -> Option<Tick> {
+        let pulls = self.blocks.values().flatten();
+        pulls.filter_map(|pull| pull.unseen).min()
     }
 
     /// True if a pull copies a block to this node.
@@ -213,6 +231,7 @@ impl Open {
                 grant: pull.grant,
                 target: pull.target.incarnation,
                 dropped: pull.dropped,
+                unseen: pull.is_unseen().then_some(pull.used),
                 to: pull.to,
                 length,
                 version: pull.work.version,

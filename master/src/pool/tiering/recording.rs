@@ -5,6 +5,7 @@
 use super::super::Pool;
 use super::Place;
 use super::transfers::{Direction, Moved, Transfer};
+use crate::directory::Removed;
 use crate::store::journal::Ack;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Key, Version};
@@ -51,16 +52,41 @@ impl Recording {
 
     /// The places of a block's copies.
     pub(super) fn places(&self, block: &Moved) -> SmallVec<[Place; 1]> {
-        let copies = self.0.get(&(block.namespace, block.key.clone()));
+        self.places_of(block.namespace, &block.key, block.version)
+    }
+
+    /// [`Recording::places`] for a block that may have left memory.
+    fn places_of(
+        &self,
+        namespace: NamespaceId,
+        key: &Key,
+        version: Version,
+    ) -> SmallVec<[Place; 1]> {
+        if self.0.is_empty() {
+            return SmallVec::new();
+        }
+        let copies = self.0.get(&(namespace, key.clone()));
         let of_version = copies.into_iter().flatten();
         of_version
-            .filter(|(version, _)| *version == block.version)
+            .filter(|(other, _)| *other == version)
             .map(|(_, place)| *place)
             .collect()
     }
 }
 
 impl Pool {
+    /// Whether the record of a block's copy is on its way to the log, and the copy will outlive the block's memory.
+    /// If the log refuses the record, [`Pool::give_up_refused`] counts the block as lost.
+    pub(super) fn is_being_recorded(&self, block: &Removed) -> bool {
+        let places = {
+            let traffic = self.tiering.traffic.lock();
+            let recording = &traffic.recording;
+            recording.places_of(block.namespace, &block.key, block.version)
+        };
+        let mut media = places.iter().map(|at| at.medium);
+        media.any(|medium| self.keeps_copies(medium, None))
+    }
+
     /// Ends a transfer whose copy is not recorded, because another copy of the block stays.
     ///
     /// The record of that copy may still be on its way to the log. The log may refuse the record, or the node of that

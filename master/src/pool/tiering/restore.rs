@@ -123,6 +123,8 @@ pub(in crate::pool) struct WantedRoom {
     pub(in crate::pool) bytes: Length,
     /// The length of the largest block.
     pub(in crate::pool) largest: Length,
+    /// Only blocks that were last used before this tick leave.
+    pub(in crate::pool) before: Tick,
 }
 
 impl WantedRoom {
@@ -132,6 +134,7 @@ impl WantedRoom {
             node: Arc::clone(node),
             bytes: Length(0),
             largest: length,
+            before: Tick::MAX,
         }
     }
 }
@@ -437,12 +440,13 @@ impl Pool {
     /// Asks the evictor for room for a block on a node. `of` is any segment of the node, in memory or on a
     /// medium.
     pub(in crate::pool) fn want_room_on(&self, of: SegmentId, wanted: WantedRoom) {
-        let (node, length) = (Arc::clone(&wanted.node), wanted.largest);
+        let (node, length, before) = (Arc::clone(&wanted.node), wanted.largest, wanted.before);
         let mut rooms = self.tiering.wanted_room.lock();
         let room = rooms.entry(of).or_insert(wanted);
         room.node = node;
         room.bytes = Length((room.bytes.0 + length.0).min(WINDOW));
         room.largest = room.largest.max(length);
+        room.before = room.before.max(before);
     }
 
     /// Wakes the evictor if loads wait for room, or for a quota.

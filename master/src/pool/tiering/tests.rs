@@ -3,6 +3,7 @@
 mod awaited;
 mod drains;
 mod evacuate;
+mod evicted;
 mod media;
 mod pins;
 mod restore;
