@@ -196,6 +196,12 @@ impl Rig {
         begun.elapsed()
     }
 
+    /// The ranges of the medium that are not used again.
+    fn bad_ranges(&self) -> Vec<std::ops::Range<u64>> {
+        let medium = self.media.shared.fronts[0].attached(on_medium(1));
+        medium.unwrap().bad_ranges().as_slice().to_vec()
+    }
+
     /// The value of a counter of the node.
     fn counted(&self, name: &str) -> f64 {
         let families = self.media.shared.store.metrics().registry().gather();
@@ -372,24 +378,36 @@ fn a_load_that_finds_no_room_ends() {
 fn a_device_that_is_gone_has_all_its_blocks_when_it_is_back() {
     const EIO: i32 = 5;
     const ENODEV: i32 = 19;
-    let to = |number: u64| Extent {
-        segment: MEMORY,
-        offset: Offset((number - 1) * LENGTH),
-        length: Length(LENGTH),
-    };
-    // A single range cannot be read.
-    let mut rig = Rig::with(1);
-    rig.engine.mend();
-    rig.engine
-        .on_reads(0..u64::MAX, u64::MAX, Fault::Errno(EIO));
-    rig.transfer_all(Code::ChecksumMismatch, to);
-    // The path is lost, or the file was cut.
-    for fault in [Fault::Errno(ENODEV), Fault::Short(0)] {
+    // All requests fail, the path is lost, or the file was cut.
+    for fault in [Fault::Errno(EIO), Fault::Errno(ENODEV), Fault::Short(0)] {
         let mut rig = Rig::with(3);
         rig.engine.mend();
-        rig.engine.on_reads(0..u64::MAX, u64::MAX, fault);
-        rig.transfer_all(Code::Unreachable, to);
+        rig.engine.on_all(fault);
+        for _ in 0..3 {
+            rig.transfer_all(Code::Unreachable, in_memory);
+        }
+        let gone = proto::MediumState::MediumGone;
+        assert_eq!(rig.media.shared.states(), [gone]);
+        rig.engine.mend();
+        assert!(rig.bad_ranges().is_empty());
+        rig.transfer_all(Code::Ok, in_memory);
     }
+}
+
+#[test]
+fn a_bad_sector_costs_its_copy_at_the_second_get_and_the_medium_stays_in_use() {
+    const EIO: i32 = 5;
+    let mut rig = Rig::with(1);
+    rig.engine.mend();
+    let sector = DATA_START + 8192..DATA_START + 8704;
+    rig.engine.on_reads(sector, u64::MAX, Fault::Errno(EIO));
+    rig.transfer_all(Code::Unreachable, in_memory);
+    assert!(rig.bad_ranges().is_empty());
+    rig.transfer_all(Code::ChecksumMismatch, in_memory);
+    let whole = DATA_START..DATA_START + footprint(LENGTH).unwrap();
+    assert_eq!(rig.bad_ranges(), [whole]);
+    let ready = proto::MediumState::MediumReady;
+    assert_eq!(rig.media.shared.states(), [ready]);
 }
 
 /// The master hears of the state of a medium later than of the ends of its stores.
