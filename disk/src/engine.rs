@@ -120,6 +120,23 @@ pub enum IoError {
     System(io::Error),
 }
 
+impl IoError {
+    /// Whether the host failed and not the device: it has no memory, or it interrupted the request.
+    pub fn is_of_host(&self) -> bool {
+        let Self::System(error) = self else {
+            return false;
+        };
+        match Errno::from_io_error(error) {
+            Some(errno) => matches!(
+                errno,
+                Errno::NOMEM | Errno::FAULT | Errno::NOBUFS | Errno::INTR | Errno::AGAIN
+            ),
+            // The engine itself gave the request up.
+            None => true,
+        }
+    }
+}
+
 impl From<Errno> for IoError {
     fn from(errno: Errno) -> Self {
         let error = io::Error::from(errno);

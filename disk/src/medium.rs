@@ -35,6 +35,7 @@ mod load;
 mod scan;
 mod store;
 mod superblock;
+mod suspects;
 #[cfg(test)]
 mod tests;
 mod wanted;
@@ -57,9 +58,10 @@ use flights::Flights;
 use kvpool_types::{ClusterId, MediumId};
 use parking_lot::Mutex;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
+use suspects::Suspects;
 
 /// The content of a device.
 #[derive(Debug)]
@@ -196,7 +198,9 @@ impl Formatted {
             shared: Arc::new(Shared {
                 id: self.superblock.medium,
                 size: self.superblock.size,
+                engine: Arc::downgrade(&self.copies.engine),
                 bad: Mutex::new(self.superblock.bad.clone()),
+                suspects: Suspects::default(),
                 flights: Arc::default(),
                 wrong: WrongCounts::default(),
                 flush_failed: AtomicBool::new(false),
@@ -234,7 +238,10 @@ pub struct Medium {
 struct Shared {
     id: MediumId,
     size: u64,
+    /// Not a reference that keeps the engine: requests of the engine hold this state.
+    engine: Weak<dyn Engine>,
     bad: Mutex<BadRanges>,
+    suspects: Suspects,
     flights: Arc<Flights>,
     wrong: WrongCounts,
     flush_failed: AtomicBool,
@@ -256,8 +263,8 @@ impl Medium {
         self.shared.size - DATA_START
     }
 
-    /// The ranges that must not be used. Loads and stores add to them when the device reports a bad
-    /// sector; [`detach`](Self::detach) keeps them.
+    /// The ranges that must not be used. Loads and stores add a range that fails twice, while other reads succeed;
+    /// [`detach`](Self::detach) keeps them.
     pub fn bad_ranges(&self) -> BadRanges {
         self.shared.bad.lock().clone()
     }

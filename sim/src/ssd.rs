@@ -341,11 +341,17 @@ impl Ssd {
             Op::Read(_) | Op::ReadInto(..) => {
                 let range = offset..offset + op.length();
                 let outcome = state.outcome(&self.net, false, range.end, self.size);
-                state.note_error(offset >= DATA_START, &outcome);
+                // A node reads both superblocks at once to see whether the disk answers. It gives nothing up for that.
+                let is_probe = offset == 0 && op.length() > GRANULE as u64;
+                if !is_probe {
+                    state.note_error(offset >= DATA_START, &outcome);
+                }
                 if matches!(outcome, Err(IoError::Medium(_))) {
                     self.net.media.cannot_read(self.node, &range);
                 }
-                state.note_superblock(offset, &outcome);
+                if !is_probe {
+                    state.note_superblock(offset, &outcome);
+                }
                 let mut bytes = vec![0; usize::try_from(op.length()).unwrap_or_default()];
                 for (granule, chunk) in numbers(offset).zip(bytes.chunks_mut(GRANULE)) {
                     if let Some(bytes) = state.granules.get(&granule) {

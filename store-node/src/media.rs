@@ -627,10 +627,20 @@ impl Shared {
         let Some((cluster, answers)) = session else {
             return;
         };
+        let is_present = || {
+            let told = self.told.lock();
+            told.as_ref()
+                .is_some_and(|told| told.answers.same_channel(&answers))
+        };
         let mut media = Vec::new();
         let mut is_partial = false;
         for (disk, front) in self.disks.iter().zip(&self.fronts) {
             let disk = disk.try_lock_for(BRIEFLY);
+            // An offer to an earlier session would detach a medium that a later one has attached. A later session
+            // offers this disk again, after this thread has left it.
+            if !is_present() {
+                return;
+            }
             let until = kvpool_seams::end_of_wait(SETTLE);
             match disk.map(|mut disk| disk.offer(cluster, until)) {
                 Some(Ok(offered)) => media.extend(offered.map(|offered| (front, offered))),

@@ -138,9 +138,12 @@ pub enum Wrong {
         /// The version in the header.
         version: Version,
     },
-    /// The device failed.
+    /// The device failed. It may read the extent later.
     #[error("the extent was not read: {0}")]
     Io(#[source] IoError),
+    /// The extent has a bad sector: it failed again, after a later read of the device had succeeded.
+    #[error("the extent has a bad sector: {0}")]
+    BadSector(#[source] IoError),
     /// Nothing was read.
     #[error(transparent)]
     Invalid(#[from] Invalid),
@@ -174,7 +177,7 @@ impl Wrong {
             Self::Chunk(_) => 6,
             Self::Misdirected { .. } => 7,
             Self::Stale { .. } => 8,
-            Self::Io(_) => 9,
+            Self::Io(_) | Self::BadSector(_) => 9,
             Self::Invalid(_) => 10,
         }
     }

@@ -129,7 +129,7 @@ impl Landing {
 struct Pending<F> {
     head: Option<Buffer>,
     data: Option<Buffer>,
-    failure: Option<IoError>,
+    failure: Option<Wrong>,
     left: usize,
     done: Option<F>,
 }
@@ -167,17 +167,16 @@ impl Medium {
             let shared = Arc::clone(&shared);
             let wanted = Arc::clone(&wanted);
             let range = offset..offset + buffer.len() as u64;
+            let number = shared.suspects.begin();
             let finished = move |Completion { buffer, result, .. }: Completion| {
-                if matches!(result, Err(IoError::Medium(_))) {
-                    shared.mark_bad(range);
-                }
+                let result = shared.judge_read(number, range, result);
                 let Some((room, (done, flight))) = pending.lock().answer(buffer, is_head, result)
                 else {
                     return;
                 };
                 drop(flight);
                 done(Arrival {
-                    read: room.map_err(Wrong::Io),
+                    read: room,
                     wanted,
                     shared,
                 });
@@ -224,19 +223,18 @@ impl Medium {
             }
         };
         let offset = wanted.offset;
+        let number = shared.suspects.begin();
         let finished = move |completion: Completion| {
             let Completion {
                 buffer,
                 memory,
                 result,
             } = completion;
-            if matches!(result, Err(IoError::Medium(_))) {
-                shared.mark_bad(range);
-            }
-            let read = result.and_then(|()| buffer.zip(memory).ok_or_else(kept));
+            let read = shared.judge_read(number, range, result);
+            let read = read.and_then(|()| buffer.zip(memory).ok_or_else(kept));
             drop(flight);
             done(Landing {
-                read: read.map_err(Wrong::Io),
+                read,
                 wanted,
                 shared,
             });
@@ -259,8 +257,9 @@ impl Medium {
 }
 
 /// The error of a request whose buffer did not come back.
-fn kept() -> IoError {
-    IoError::System(std::io::Error::other("the engine kept a buffer"))
+fn kept() -> Wrong {
+    let error = std::io::Error::other("the engine kept a buffer");
+    Wrong::Io(IoError::System(error))
 }
 
 impl<F> Pending<F> {
@@ -269,10 +268,10 @@ impl<F> Pending<F> {
         &mut self,
         buffer: Option<Buffer>,
         is_head: bool,
-        result: Result<(), IoError>,
-    ) -> Option<(Result<Room, IoError>, F)> {
-        if let Err(error) = result {
-            self.failure.get_or_insert(error);
+        result: Result<(), Wrong>,
+    ) -> Option<(Result<Room, Wrong>, F)> {
+        if let Err(wrong) = result {
+            self.failure.get_or_insert(wrong);
         }
         let slot = if is_head {
             &mut self.head
@@ -285,7 +284,7 @@ impl<F> Pending<F> {
             return None;
         }
         let room = match (self.failure.take(), self.head.take()) {
-            (Some(error), _) => Err(error),
+            (Some(wrong), _) => Err(wrong),
             (None, None) => Err(kept()),
             (None, Some(head)) => Ok(Room {
                 head,

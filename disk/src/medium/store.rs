@@ -166,8 +166,12 @@ impl Medium {
             offset: stamp.offset,
             done: Box::new(move |Completion { buffer, result, .. }| {
                 drop(buffer);
-                if matches!(result, Err(IoError::Medium(_))) {
-                    shared.mark_bad(range);
+                match &result {
+                    Ok(()) => shared.suspects.note_written(&range),
+                    Err(IoError::Medium(_)) if shared.suspects.note_failed(&range) => {
+                        shared.mark_bad(range);
+                    }
+                    Err(_) => {}
                 }
                 drop(flight);
                 done(result.map_err(StoreError::Io));

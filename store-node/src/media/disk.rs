@@ -42,6 +42,8 @@ pub(super) struct Disk {
     dwpd: Option<f64>,
     namespaces: Vec<String>,
     state: State,
+    /// The pool of the medium, as its superblock said last.
+    owner: Option<ClusterId>,
     /// The pool of the medium, if it is not the pool of the present master.
     foreign: Option<ClusterId>,
     pub(super) front: Arc<Front>,
@@ -133,6 +135,10 @@ impl Disk {
             reset: config.reset,
             dwpd: config.dwpd,
             namespaces: config.namespaces.clone(),
+            owner: match &state {
+                State::Formatted(formatted) => Some(formatted.superblock().cluster),
+                _ => None,
+            },
             state,
             foreign: None,
         })
@@ -154,6 +160,11 @@ impl Disk {
 
     fn set(&mut self, state: State) {
         *self.front.shown.lock() = state.shown();
+        match &state {
+            State::Blank => self.owner = None,
+            State::Formatted(formatted) => self.owner = Some(formatted.superblock().cluster),
+            State::Attached { .. } | State::Unread(_) | State::Failed(_) => {}
+        }
         self.state = state;
     }
 
@@ -169,14 +180,23 @@ impl Disk {
         }
     }
 
-    /// The node's offer of the medium to the master. A blank medium is formatted first. `None` for a medium
-    /// that cannot be used. Blocks until `until` at most.
+    /// Whether the medium is of another pool than `cluster`, and must stay as it is.
+    fn is_kept_for_another(&self, cluster: ClusterId) -> bool {
+        let is_anothers = self.owner.is_some_and(|owner| owner != cluster);
+        !self.reset && (is_anothers || self.foreign.is_some())
+    }
+
+    /// The node's offer of the medium to the master. A blank medium is formatted first. A medium that is attached for
+    /// another pool is detached. `None` for a medium that cannot be used. Blocks until `until` at most.
     pub(super) fn offer(
         &mut self,
         cluster: ClusterId,
         until: Instant,
     ) -> Result<Option<proto::OfferedMedium>, NotYet> {
         self.foreign = None;
+        if self.owner != Some(cluster) {
+            self.detach(until);
+        }
         self.read_again(until)?;
         if let State::Formatted(formatted) = &self.state
             && formatted.superblock().cluster != cluster
@@ -225,8 +245,14 @@ impl Disk {
             .map_or(0, |dwpd| (size as f64 * dwpd).max(1.0) as u64)
     }
 
-    /// Formats the device as a new medium of this pool. Blocks until `until` at most.
+    /// Formats the device as a new medium of this pool, unless it has a medium of another one that must stay. Blocks
+    /// until `until` at most.
     pub(super) fn format(&mut self, cluster: ClusterId, until: Instant) -> Result<(), NotYet> {
+        if self.is_kept_for_another(cluster) {
+            tracing::error!(path = %self.path.display(), ours = %cluster,
+                "the medium belongs to another pool and is not formatted");
+            return Ok(());
+        }
         self.detach(until);
         if matches!(self.state, State::Unread(_)) && self.in_flight() > 0 {
             return Err(NotYet);

@@ -80,17 +80,13 @@ impl Health {
             Ok(()) => inner.failures = 0,
             Err(IoError::NoSpace | IoError::ReadOnly) => inner.refuses_writes = true,
             Err(IoError::Gone(_)) => inner.is_gone = true,
+            Err(error) if error.is_of_host() => {}
             Err(IoError::Medium(_) | IoError::Short { .. } | IoError::System(_)) => {
                 inner.failures += 1;
                 inner.is_gone |= inner.failures >= FAILURES;
             }
             Err(_) => {}
         }
-    }
-
-    /// Whether the device counts as gone.
-    pub(super) fn is_gone(&self) -> bool {
-        self.inner.lock().is_gone
     }
 
     /// The state at `now`, a time since boot.
@@ -143,6 +139,26 @@ mod tests {
         );
         let health = Health::default();
         health.note(Err(&IoError::Gone(io::Error::other("ENODEV"))));
+        assert_eq!(state(&health), MediumState::MediumGone);
+    }
+
+    #[test]
+    fn errors_of_the_host_make_no_medium_gone() {
+        const ENOMEM: i32 = 12;
+        const EFAULT: i32 = 14;
+        const ENOLINK: i32 = 67;
+        let system = |number| IoError::System(io::Error::from_raw_os_error(number));
+        let health = Health::default();
+        let kept = IoError::System(io::Error::other("the engine kept a buffer"));
+        for error in [system(ENOMEM), system(EFAULT), kept] {
+            for _ in 0..2 * FAILURES {
+                health.note(Err(&error));
+            }
+        }
+        assert_eq!(state(&health), MediumState::MediumReady);
+        for _ in 0..FAILURES {
+            health.note(Err(&system(ENOLINK)));
+        }
         assert_eq!(state(&health), MediumState::MediumGone);
     }
 

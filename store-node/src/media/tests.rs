@@ -5,7 +5,7 @@ use crate::fence::{FenceItem, Limits, Term};
 use crate::metrics::Metrics;
 use crate::segment::Dram;
 use crate::serve::Identity;
-use kvpool_disk::medium::{Order as StoreNumber, Staged, Stamp, footprint};
+use kvpool_disk::medium::{Opened, Order as StoreNumber, Staged, Stamp, footprint};
 use kvpool_disk::{Fault, Faulty, GRANULE, Memory};
 use kvpool_transport::checksum::checksum;
 use kvpool_types::medium::DATA_START;
@@ -194,6 +194,12 @@ impl Rig {
             assert_eq!(done.transfers[0].takes_no_writes, self.takes_no_writes);
         }
         begun.elapsed()
+    }
+
+    /// The ranges of the medium that are not used again.
+    fn bad_ranges(&self) -> Vec<std::ops::Range<u64>> {
+        let medium = self.media.shared.fronts[0].attached(on_medium(1));
+        medium.unwrap().bad_ranges().as_slice().to_vec()
     }
 
     /// The value of a counter of the node.
@@ -504,24 +510,36 @@ fn an_offer_waits_for_all_transfers_and_a_load_without_memory_goes_before_others
 fn a_device_that_is_gone_has_all_its_blocks_when_it_is_back() {
     const EIO: i32 = 5;
     const ENODEV: i32 = 19;
-    let to = |number: u64| Extent {
-        segment: MEMORY,
-        offset: Offset((number - 1) * LENGTH),
-        length: Length(LENGTH),
-    };
-    // A single range cannot be read.
-    let mut rig = Rig::with(1);
-    rig.engine.mend();
-    rig.engine
-        .on_reads(0..u64::MAX, u64::MAX, Fault::Errno(EIO));
-    rig.transfer_all(Code::ChecksumMismatch, to);
-    // The path is lost, or the file was cut.
-    for fault in [Fault::Errno(ENODEV), Fault::Short(0)] {
+    // All requests fail, the path is lost, or the file was cut.
+    for fault in [Fault::Errno(EIO), Fault::Errno(ENODEV), Fault::Short(0)] {
         let mut rig = Rig::with(3);
         rig.engine.mend();
-        rig.engine.on_reads(0..u64::MAX, u64::MAX, fault);
-        rig.transfer_all(Code::Unreachable, to);
+        rig.engine.on_all(fault);
+        for _ in 0..3 {
+            rig.transfer_all(Code::Unreachable, in_memory);
+        }
+        let gone = proto::MediumState::MediumGone;
+        assert_eq!(rig.media.shared.states(), [gone]);
+        rig.engine.mend();
+        assert!(rig.bad_ranges().is_empty());
+        rig.transfer_all(Code::Ok, in_memory);
     }
+}
+
+#[test]
+fn a_bad_sector_costs_its_copy_at_the_second_get_and_the_medium_stays_in_use() {
+    const EIO: i32 = 5;
+    let mut rig = Rig::with(1);
+    rig.engine.mend();
+    let sector = DATA_START + 8192..DATA_START + 8704;
+    rig.engine.on_reads(sector, u64::MAX, Fault::Errno(EIO));
+    rig.transfer_all(Code::Unreachable, in_memory);
+    assert!(rig.bad_ranges().is_empty());
+    rig.transfer_all(Code::ChecksumMismatch, in_memory);
+    let whole = DATA_START..DATA_START + footprint(LENGTH).unwrap();
+    assert_eq!(rig.bad_ranges(), [whole]);
+    let ready = proto::MediumState::MediumReady;
+    assert_eq!(rig.media.shared.states(), [ready]);
 }
 
 /// The master hears of the state of a medium later than of the ends of its stores.
@@ -636,6 +654,74 @@ fn a_medium_is_given_up_when_its_disk_has_failed_for_good_or_belongs_to_another_
     let media = |disks| Media::of(disks, Arc::clone(&arena), store());
     assert!(!media(vec![foreign]).may_be_attached());
     assert!(media(vec![late]).may_be_attached());
+}
+
+/// A master that lost its data directory leads another pool.
+#[test]
+fn an_attached_medium_is_not_touched_for_another_pool_and_returns_to_its_own() {
+    const OTHER: ClusterId = ClusterId(0xc2);
+    let arena = Arena::new(4 * size()).unwrap();
+    let (mut disk, engine) = disk(1, &arena);
+    let mut order = order(&disk, 1);
+    assert!(disk.attach(CLUSTER, &order, soon()).unwrap());
+    disk.format(OTHER, soon()).unwrap();
+    assert!(disk.front.attached(on_medium(1)).is_some());
+    assert!(disk.offer(OTHER, soon()).unwrap().is_none());
+    assert!(disk.front.attached(on_medium(1)).is_none());
+    assert!(matches!(disk.attachment(), Attachment::Refused(_)));
+    disk.format(OTHER, soon()).unwrap();
+
+    let device = Arc::clone(&engine) as Arc<dyn Engine>;
+    let Opened::Formatted(found) = Formatted::open(device, Arc::clone(&arena)).unwrap() else {
+        panic!("no medium is left");
+    };
+    let superblock = found.superblock();
+    assert_eq!(
+        (superblock.cluster, superblock.generation.0),
+        (CLUSTER, order.generation)
+    );
+    assert_eq!(
+        Some(superblock.medium),
+        MediumId::from_slice(&order.medium_id)
+    );
+
+    let offer = disk.offer(CLUSTER, soon()).unwrap().unwrap();
+    assert_eq!(offer.generation, order.generation);
+    assert_eq!(offer.medium_id, order.medium_id);
+    order.generation += 1;
+    assert!(disk.attach(CLUSTER, &order, soon()).unwrap());
+    assert_eq!(disk.attachment(), Attachment::Attached);
+}
+
+#[test]
+fn an_offer_to_an_earlier_session_detaches_no_medium_of_a_later_one() {
+    let arena = Arena::new(4 * size()).unwrap();
+    let ((mut first, engine), (second, _)) = (disk(1, &arena), disk(2, &arena));
+    let orders = [order(&first, 1), order(&second, 2)];
+    assert!(first.attach(CLUSTER, &orders[0], soon()).unwrap());
+    let mut media = Media::of(vec![first, second], arena, store());
+    media.start_workers().unwrap();
+    // The offer to another pool detaches the first medium, and waits for its disk.
+    engine.on_writes(0..u64::MAX, 1, Fault::Delay(Duration::from_secs(2)));
+    let (to_other, _answered) = unbounded_channel();
+    media.begin(ClusterId(0xc2), to_other);
+    let fronts = &media.shared.fronts;
+    while fronts[0].attached(on_medium(1)).is_some() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let (answers, mut answered) = unbounded_channel();
+    media.begin(CLUSTER, answers.clone());
+    media.attach(CLUSTER, orders[1].clone(), answers);
+    while !matches!(
+        answered.blocking_recv().unwrap(),
+        ToMaster::MediumAttached(_)
+    ) {}
+    // The first disk answers, and the earlier offer comes to the second.
+    while media.shared.disks[0].is_locked() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(fronts[1].attached(on_medium(2)).is_some());
 }
 
 #[test]

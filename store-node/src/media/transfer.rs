@@ -300,10 +300,11 @@ impl Shared {
         let request = health.begin();
         medium.store(staged, stamp, move |stored| {
             health.finished(request);
-            health.note(match &stored {
-                Err(StoreError::Io(error)) => Err(error),
-                _ => Ok(()),
-            });
+            match &stored {
+                Ok(()) => health.note(Ok(())),
+                Err(StoreError::Io(error)) => health.note(Err(error)),
+                Err(StoreError::Invalid(_)) => {}
+            }
             let code = match &stored {
                 Ok(()) => {
                     is_dirty.store(true, Ordering::Release);
@@ -414,18 +415,18 @@ impl Shared {
         } = arrived;
         let (health, from) = (&health, order.order.from);
         let noted = |wrong: &Wrong| {
-            health.note(match wrong {
-                Wrong::Io(error) => Err(error),
-                _ => Ok(()),
-            });
+            match wrong {
+                Wrong::Io(error) => health.note(Err(error)),
+                // A bad sector is no failure of the device, and without a read there is no outcome.
+                Wrong::BadSector(_) | Wrong::Invalid(_) => {}
+                _ => health.note(Ok(())),
+            }
             tracing::warn!(%wrong, kind = wrong.kind(), ?from,
                 "block on the medium is not what was stored");
             self.store.metrics().media_wrong(wrong.kind());
             match wrong {
                 Wrong::Invalid(_) => Code::Unreachable,
-                // A single range of the device cannot be read. If the whole device fails or is gone, it may
-                // return with all its blocks.
-                Wrong::Io(IoError::Medium(_)) if !health.is_gone() => Code::ChecksumMismatch,
+                // The whole device may fail or be gone, and return with all its blocks.
                 Wrong::Io(_) => Code::Unreachable,
                 _ => Code::ChecksumMismatch,
             }

@@ -3,7 +3,7 @@
 
 use fuser::Errno;
 use kvpool_client::{Client, GetBlock, GetOptions, GetOutcome, PutBlock, PutOptions};
-use kvpool_tests::blocks::{is_right, key, source, target};
+use kvpool_tests::blocks::{check_all, is_right, key, put_all, source, target};
 use kvpool_tests::churn::{Churn, Shape};
 use kvpool_tests::faulty_disk::{Fault, FaultyDisk};
 use kvpool_tests::{Cluster, Options};
@@ -249,6 +249,51 @@ async fn a_batch_gets_what_is_in_memory_beside_a_disk_that_hangs() {
             GetOutcome::Miss => assert!(*number < 4, "{number} was in memory"),
         }
     }
+    drop(cluster);
+    drop(disk);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_failed_every_request_has_its_blocks_when_it_is_back() {
+    const LENGTH: usize = 256 << 10;
+    let test = "a_disk_that_failed_every_request_has_its_blocks_when_it_is_back";
+    let Some(Faulty {
+        mut cluster,
+        disk,
+        _place,
+    }) = Faulty::start(test)
+    else {
+        return;
+    };
+    let counter = |cluster: &Cluster, name: &str| {
+        let counters = cluster.counters().unwrap();
+        counters["counters"][name].as_u64().unwrap()
+    };
+    let client = cluster.client().await.unwrap();
+    for first in (0..200).step_by(4) {
+        put_all(&client, first..first + 4, LENGTH).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(40)).await;
+    }
+    let are_stored = || Ok(counter(&cluster, "blocks_stored_total") > 80);
+    cluster
+        .wait_for("the blocks have copies", are_stored)
+        .unwrap();
+    disk.set(Fault::Fails(Errno::EIO));
+    // The first blocks are on the disk alone by now.
+    let during = check_all(&client, 0..40, LENGTH).await;
+    wait_for_state(&cluster, "gone");
+    assert_eq!(counter(&cluster, "replicas_corrupt_total"), 0);
+    disk.set(Fault::None);
+    cluster.nodes[0].kill().unwrap();
+    cluster.restart_node(0).unwrap();
+    cluster.wait_live(1).unwrap();
+    wait_for_state(&cluster, "ready");
+    let client = cluster.client().await.unwrap();
+    let after = check_all(&client, 0..40, LENGTH).await;
+    println!("{during:?} while it fails, {after:?} afterwards");
+    assert!(during.missed > 8 && after.right >= 30, "{after:?}");
+    assert_eq!(during.wrong + after.wrong, 0);
+    // The mount outlives the daemon, which has the file open.
     drop(cluster);
     drop(disk);
 }

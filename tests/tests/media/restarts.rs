@@ -256,6 +256,39 @@ async fn a_disk_that_fails_is_named_and_memory_serves_on() {
     assert!(cluster.nodes[0].terminate().unwrap().success());
 }
 
+/// kvmaster starts with an empty data directory, and then with the right one again. The node runs on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_medium_stays_as_it_is_while_the_master_lacks_its_data() {
+    let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut cluster = pool_with_disk(disk.path());
+    fill(&cluster).await;
+    let stored = counter(&cluster, "bytes_stored_total");
+    assert!(stored >= 190 * BLOCK as u64, "{stored}");
+    let (data, aside) = (cluster.data_dir(), cluster.directory().join("set-aside"));
+    cluster.master.kill().unwrap();
+    std::fs::rename(&data, &aside).unwrap();
+    cluster.restart_master().unwrap();
+    cluster.wait_live(1).unwrap();
+    let named = || {
+        let log = cluster.nodes[0].log_text();
+        Ok(log.contains("belongs to another pool"))
+    };
+    cluster.wait_for("the node names the pool", named).unwrap();
+
+    cluster.master.kill().unwrap();
+    std::fs::remove_dir_all(&data).unwrap();
+    std::fs::rename(&aside, &data).unwrap();
+    cluster.restart_master().unwrap();
+    cluster.wait_live(1).unwrap();
+    attached(&cluster, 2);
+    assert!(!cluster.nodes[0].log_text().contains("is not formatted"));
+    let after = check(&cluster).await;
+    assert!(
+        after.right as u64 >= stored / BLOCK as u64 * 9 / 10,
+        "{after:?}"
+    );
+}
+
 #[test]
 fn a_file_of_somebody_else_stays_as_it_is() {
     let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

@@ -50,9 +50,13 @@ fn a_bad_sector_is_never_used_again_and_outlives_a_detach_and_a_format() {
         rig::store(&rig.medium, &rig.arena, block).unwrap();
     }
     rig.device.bad.lock().push(bad.stamp.offset + STEP + 5);
-    let wrong = rig::load_block(&rig.medium, &rig.arena, &bad, 0..9000).unwrap_err();
+    let load = |block: &Block| rig::load_block(&rig.medium, &rig.arena, block, 0..9000);
+    let wrong = load(&bad).unwrap_err();
     assert!(matches!(wrong, Wrong::Io(IoError::Medium(_))));
-    rig::load_block(&rig.medium, &rig.arena, &good, 0..9000).unwrap();
+    assert!(rig.medium.bad_ranges().as_slice().is_empty());
+    load(&good).unwrap();
+    let wrong = load(&bad).unwrap_err();
+    assert!(matches!(wrong, Wrong::BadSector(IoError::Medium(_))));
     assert_eq!(rig.medium.bad_ranges().as_slice(), [bad.range()]);
     let again = rig::store(&rig.medium, &rig.arena, &bad);
     assert!(matches!(
@@ -74,13 +78,57 @@ fn a_bad_sector_is_never_used_again_and_outlives_a_detach_and_a_format() {
 }
 
 #[test]
-fn a_store_into_a_bad_sector_fails_and_marks_it() {
+fn a_second_store_into_a_bad_sector_fails_and_marks_it() {
     let rig = rig();
-    let block = Block::new(DATA_START, 1, 1, 9000);
+    let (good, block) = (
+        Block::new(DATA_START + 10 * STEP, 1, 1, 9000),
+        Block::new(DATA_START, 2, 2, 9000),
+    );
+    rig::store(&rig.medium, &rig.arena, &good).unwrap();
     rig.device.bad.lock().push(DATA_START);
     let failed = rig::store(&rig.medium, &rig.arena, &block);
     assert!(matches!(failed, Err(StoreError::Io(_))));
+    assert!(rig.medium.bad_ranges().as_slice().is_empty());
+    rig::load_block(&rig.medium, &rig.arena, &good, 0..9000).unwrap();
+    let failed = rig::store(&rig.medium, &rig.arena, &block);
+    assert!(matches!(failed, Err(StoreError::Io(_))));
     assert_eq!(rig.medium.bad_ranges().as_slice(), [block.range()]);
+}
+
+/// The medium itself looks whether the device reads anything.
+#[test]
+fn a_bad_sector_is_found_while_nothing_else_is_read() {
+    let rig = rig();
+    let bad = Block::new(DATA_START, 1, 1, 9000);
+    rig::store(&rig.medium, &rig.arena, &bad).unwrap();
+    rig.device.bad.lock().push(DATA_START);
+    let load = || rig::load_block(&rig.medium, &rig.arena, &bad, 0..9000).unwrap_err();
+    assert!(matches!(load(), Wrong::Io(_)));
+    assert!(matches!(load(), Wrong::BadSector(_)));
+}
+
+#[test]
+fn a_device_that_fails_every_request_has_no_bad_ranges_when_it_is_back() {
+    let rig = rig();
+    let blocks = [0, 10, 20].map(|at| Block::new(DATA_START + at * STEP, at + 1, at + 1, 9000));
+    let (kept, late) = blocks.split_at(2);
+    for block in kept {
+        rig::store(&rig.medium, &rig.arena, block).unwrap();
+        rig::load_block(&rig.medium, &rig.arena, block, 0..9000).unwrap();
+    }
+    *rig.device.bad.lock() = (0..SIZE).step_by(GRANULE).collect();
+    for block in [kept, kept, kept].concat() {
+        let wrong = rig::load_block(&rig.medium, &rig.arena, &block, 0..9000).unwrap_err();
+        assert!(matches!(wrong, Wrong::Io(IoError::Medium(_))));
+        let failed = rig::store(&rig.medium, &rig.arena, &late[0]);
+        assert!(matches!(failed, Err(StoreError::Io(_))));
+    }
+    rig.device.bad.lock().clear();
+    assert!(rig.medium.bad_ranges().as_slice().is_empty());
+    for block in kept {
+        rig::load_block(&rig.medium, &rig.arena, block, 0..9000).unwrap();
+    }
+    rig::store(&rig.medium, &rig.arena, &late[0]).unwrap();
 }
 
 #[test]
