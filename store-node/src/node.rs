@@ -424,9 +424,17 @@ impl Node {
             if saved.is_some() || is_hopeless || now >= deadline {
                 let took_ms = begun.elapsed().as_millis();
                 match saved {
-                    Some(left) => {
-                        tracing::info!(without_copy = left, took_ms, "blocks saved before the end");
-                    }
+                    Some(0) => tracing::info!(
+                        took_ms,
+                        "blocks were moved or copied before the stop, and none is lost"
+                    ),
+                    // The master tells their number, and not why.
+                    Some(lost) => tracing::warn!(
+                        lost,
+                        took_ms,
+                        "blocks were moved or copied before the stop, and some are lost: they found no place on an \
+                         SSD of this node or on another node. Before the next stop, `kvctl node drain` says why"
+                    ),
                     None => tracing::warn!(
                         took_ms,
                         "saving blocks ended at its timeout: blocks without a copy are lost"
