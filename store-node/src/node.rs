@@ -196,6 +196,7 @@ impl Node {
             name: NodeName(name.clone()),
             host: host_id().map_err(StartError::HostId)?,
         };
+        check_media(&config).await?;
         let segments = allocate(&config).await?;
         let total: u64 = segments.iter().map(|segment| segment.size().0).sum();
         let metrics = Metrics::new()?;
@@ -508,6 +509,21 @@ impl Health for Probes {
             _ => Err("no master has welcomed the node".into()),
         }
     }
+}
+
+/// Finds a wrong path of `--ssd` before the memory is touched, which takes minutes for a large segment.
+async fn check_media(config: &Config) -> Result<(), StartError> {
+    let media = config.media()?;
+    let check = move || {
+        media.iter().try_for_each(|one| match one.in_directory {
+            true => kvpool_disk::check_directory(&one.path),
+            false => kvpool_disk::check(&one.path, one.size.map(|size| size.0)),
+        })
+    };
+    let checked = tokio::task::spawn_blocking(check).await;
+    let checked = checked.map_err(|panic| system("the media")(io::Error::other(panic)))?;
+    checked.map_err(crate::media::MediaError::from)?;
+    Ok(())
 }
 
 /// Opens the media of `--ssd`; `None` if there are none.

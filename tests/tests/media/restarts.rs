@@ -308,6 +308,34 @@ fn a_file_of_somebody_else_stays_as_it_is() {
     }
 }
 
+#[test]
+fn a_wrong_path_of_a_disk_is_found_before_memory_is_touched() {
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let here = place.path().display().to_string();
+    for (ssd, fault) in [
+        (
+            format!("path={here}/none/ssd,size=128MiB"),
+            format!("the directory {here}/none does not exist"),
+        ),
+        (
+            format!("dir={here}/none"),
+            format!("the directory {here}/none does not exist"),
+        ),
+        (
+            format!("path={here},size=128MiB"),
+            format!("give --ssd dir={here}"),
+        ),
+    ] {
+        let ports = ["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"];
+        let flags = ["--segment", "64MiB", "--ssd", &ssd].into_iter();
+        let flags: Vec<String> = flags.chain(ports).map(str::to_owned).collect();
+        let refused = Daemon::start("kvstore-node", place.path(), "node", &flags).unwrap_err();
+        let refused = refused.to_string();
+        assert!(refused.contains(&fault), "{refused}");
+        assert!(!refused.contains("touching"), "{refused}");
+    }
+}
+
 /// The node finds a medium and a clone of it. It names both, and leaves both unchanged.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_refuses_a_medium_and_its_copy_together() {
