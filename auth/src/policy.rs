@@ -195,6 +195,17 @@ impl Identity {
         here.fold(Roles::NONE, |sum, (roles, _)| sum | *roles)
     }
 
+    /// The patterns of the namespaces in which the token has this role. Empty for a role without namespaces.
+    pub fn namespaces_of(&self, role: Role) -> Vec<String> {
+        if Roles::of(&[Role::Node, Role::Operator]).has_any(Roles::of(&[role])) {
+            return Vec::new();
+        }
+        let grants = self.grants.iter();
+        let grants = grants.filter(|(roles, _)| roles.has_any(Roles::of(&[role])));
+        let patterns = grants.flat_map(|(_, patterns)| patterns);
+        patterns.map(|one| one.as_str().to_owned()).collect()
+    }
+
     /// The roles for the whole pool: roles of rules for every namespace, and roles that have no
     /// namespace.
     pub const fn pool_roles(&self) -> Roles {
@@ -224,6 +235,24 @@ mod tests {
     fn identity(policy: &str, claims: Value) -> Identity {
         let claims = serde_json::from_value(claims).unwrap();
         Policy::parse(policy).unwrap().identity(claims)
+    }
+
+    #[test]
+    fn a_role_is_told_with_the_namespaces_of_all_its_rules() {
+        let policy = r#"
+        [[rule]]
+        subject = "*"
+        roles = ["reader", "operator"]
+        namespaces = ["shared"]
+        [[rule]]
+        subject = "a"
+        roles = ["reader", "writer"]
+        namespaces = ["team-*"]
+        "#;
+        let known = identity(policy, json!({ "iss": "i", "sub": "a", "exp": 1 }));
+        assert_eq!(known.namespaces_of(Role::Reader), ["shared", "team-*"]);
+        assert_eq!(known.namespaces_of(Role::Writer), ["team-*"]);
+        assert!(known.namespaces_of(Role::Operator).is_empty());
     }
 
     const KUBERNETES: &str = r#"

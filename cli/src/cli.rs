@@ -130,6 +130,19 @@ mod tests {
         }
     }
 
+    #[test]
+    fn all_namespaces_are_listed_by_each_of_four_commands() {
+        for line in [
+            &["namespaces"][..],
+            &["namespace"],
+            &["namespace", "list"],
+            &["namespaces", "list"],
+        ] {
+            let read = Cli::try_parse_from([&["kvctl"][..], line].concat());
+            assert!(read.is_ok(), "{line:?}");
+        }
+    }
+
     /// An empty text mostly comes from a variable of a script that is not set.
     #[test]
     fn empty_names_are_refused() {

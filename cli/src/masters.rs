@@ -1,6 +1,7 @@
 //! The masters of a pool, as any of them describes them.
 
 use crate::connection::{Connection, connect_error};
+use crate::output;
 use kvpool_client::{ClusterStatus, cluster_status};
 use std::time::Duration;
 
@@ -23,6 +24,34 @@ pub(crate) fn read_only(status: &ClusterStatus) -> Option<String> {
             status.told_by
         )
     })
+}
+
+/// The lag, in groups of the log, above which a take-over takes long. `kvctl top` warns above the same number.
+const MUCH_LAG: u64 = 1000;
+
+/// The problems of the masters, one or two sentences each: those that `kvctl top` and the page show as alerts.
+pub(crate) fn problems(status: &ClusterStatus) -> Vec<String> {
+    let stands_by = |role: &str| role == "standby";
+    let mut problems = Vec::new();
+    let has_standby =
+        stands_by(&status.role) || status.members.iter().any(|one| stands_by(&one.role));
+    if status.store == "etcd" && !has_standby {
+        problems.push(
+            "no master stands by: if the leader ends, puts and gets fail. Start a second kvmaster with the same etcd"
+                .to_owned(),
+        );
+    }
+    let waits = |role: &str| stands_by(role) || role == "starting";
+    let late = status.members.iter();
+    let late = late.filter(|one| waits(&one.role) && one.lag > MUCH_LAG);
+    problems.extend(late.map(|one| {
+        format!(
+            "standby {} lacks {} groups of the log: a take-over would take long. Check its host and etcd",
+            one.address,
+            output::count(one.lag)
+        )
+    }));
+    problems
 }
 
 /// A leader without a configured address has the address at which it answered.
@@ -79,6 +108,23 @@ mod tests {
         assert_eq!(leader.leader.as_deref(), Some("http://b:1"));
         assert_eq!(leader.members[0].address, "http://b:1");
         assert_eq!(with_addresses(status("standby")).leader, None);
+    }
+
+    #[test]
+    fn a_pool_over_etcd_without_a_standby_has_a_problem() {
+        let mut told = status("leader");
+        assert_eq!(problems(&told), Vec::<String>::new(), "one master is all");
+        told.store = "etcd".to_owned();
+        let found = problems(&told);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].starts_with("no master stands by"), "{found:?}");
+        let mut standby = told.members[0].clone();
+        standby.role = "standby".to_owned();
+        told.members.push(standby);
+        assert_eq!(problems(&told), Vec::<String>::new());
+        told.members[1].lag = MUCH_LAG + 1;
+        let found = problems(&told);
+        assert!(found[0].contains("lacks 1,001 groups"), "{found:?}");
     }
 
     #[test]

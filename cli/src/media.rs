@@ -34,8 +34,8 @@ fn problem(medium: &MediumStats) -> Option<String> {
         }
         // A state of a later release is reported as it is.
         "absent" => format!(
-            "is absent: its {copies} copies are misses until the node is back with it. If it will not \
-             come back, run `kvctl ssd detach {id}`"
+            "is absent: its {copies} copies are misses. Start node {node} again with this disk. Only if the disk will \
+             never come back: `kvctl ssd detach {id} --yes` forgets the copies"
         ),
         other => format!("is {other}"),
     };
@@ -81,5 +81,14 @@ pub(crate) mod tests {
                 .all(|one| one.contains("node-1") && one.contains("d15c"))
         );
         assert!(found[4].contains("1,000 copies") && found[4].contains("kvctl ssd detach"));
+    }
+
+    /// A node that has crashed is back in seconds, and a medium that is detached has no copy left.
+    #[test]
+    fn an_absent_medium_is_detached_only_if_its_disk_never_comes_back() {
+        let text = problem(&medium("absent")).unwrap();
+        let start = text.find("Start node node-1 again with this disk").unwrap();
+        let detach = text.find("Only if the disk will never come back").unwrap();
+        assert!(start < detach, "{text}");
     }
 }

@@ -52,7 +52,8 @@ pub struct MasterStatus {
     pub address: String,
     /// The address of the master's HTTP port, `host:port`.
     pub http_address: String,
-    /// The master's role: `leader`, `read-only`, `standby` or `starting`.
+    /// The master's role: `leader`, `read-only`, `standby` or `starting`. `gone`: another master leads since
+    /// this one did, or this one does not answer.
     pub role: String,
     /// The last group of the log that the master holds.
     pub applied: u64,
@@ -175,16 +176,25 @@ fn best(said: Vec<Said>) -> Result<Best, ControlError> {
 impl ClusterStatus {
     fn read(told_by: String, reply: ClusterReply, unreached: Vec<(String, String)>) -> Self {
         let log_last = reply.log_last;
+        // A leader that only this client cannot reach still leads.
+        let is_gone = |address: &str| {
+            let is_unreached = unreached.iter().any(|(asked, _)| asked == address);
+            is_unreached && address != reply.leader
+        };
         let members = reply.members.into_iter().map(|member| MasterStatus {
+            role: match is_gone(&member.address) {
+                true => "gone".to_owned(),
+                false => member.role,
+            },
             address: member.address,
             http_address: member.http_address,
-            role: member.role,
             applied: member.applied,
             lag: log_last.saturating_sub(member.applied),
             heard_nodes: member.heard_nodes,
             heard_clients: member.heard_clients,
             version: member.version,
         });
+        let members = members.collect();
         let snapshots = reply.snapshots.into_iter().map(|snapshot| SnapshotStatus {
             shard: (snapshot.shard != u32::MAX).then_some(snapshot.shard),
             through: snapshot.through,
@@ -199,7 +209,7 @@ impl ClusterStatus {
             told_by,
             role: reply.role,
             reason: reply.reason,
-            members: members.collect(),
+            members,
             unreached,
             log_last,
             log_cut: reply.log_cut,
@@ -276,6 +286,34 @@ mod tests {
         .await
         .unwrap_err();
         assert_eq!(error.code(), Code::Unreachable);
+    }
+
+    #[test]
+    fn a_listed_master_that_does_not_answer_is_gone_unless_it_leads() {
+        let member = |address: &str, role: &str| kvpool_proto::MasterMember {
+            address: address.to_owned(),
+            role: role.to_owned(),
+            ..kvpool_proto::MasterMember::default()
+        };
+        let reply = ClusterReply {
+            leader: "http://a:1".to_owned(),
+            role: "standby".to_owned(),
+            members: vec![
+                member("http://a:1", "leader"),
+                member("http://b:1", "standby"),
+                member("http://c:1", "standby"),
+            ],
+            ..ClusterReply::default()
+        };
+        let silent = || Err(ControlError::new(Code::Unreachable, "refused"));
+        let said = vec![
+            ("http://a:1".to_owned(), silent()),
+            ("http://b:1".to_owned(), Ok(reply)),
+            ("http://c:1".to_owned(), silent()),
+        ];
+        let members = choose(said).unwrap().members;
+        let roles: Vec<_> = members.iter().map(|member| member.role.as_str()).collect();
+        assert_eq!(roles, ["leader", "standby", "gone"]);
     }
 
     #[test]

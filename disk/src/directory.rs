@@ -92,6 +92,25 @@ pub fn open_in(
     })
 }
 
+/// Finds what [`open_in`] would refuse at once. Changes nothing and takes no lock.
+///
+/// # Errors
+///
+/// [`OpenError`], as [`open_in`].
+pub fn check_directory(directory: &Path) -> Result<(), OpenError> {
+    open_directory(directory).map(drop)
+}
+
+fn open_directory(path: &Path) -> Result<OwnedFd, OpenError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
+        Errno::NOENT => OpenError::NoDirectory {
+            path: path.to_owned(),
+        },
+        errno => system("open", path)(errno.into()),
+    })
+}
+
 /// The lock of a directory. While a process holds it, no other process takes a share of the same free space.
 struct Choosing {
     directory: OwnedFd,
@@ -100,9 +119,7 @@ struct Choosing {
 
 impl Choosing {
     fn begin(path: &Path) -> Result<Self, OpenError> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let directory = rustix::fs::open(path, flags, Mode::empty())
-            .map_err(|errno| system("open", path)(errno.into()))?;
+        let directory = open_directory(path)?;
         let until = Instant::now() + PATIENCE;
         loop {
             let is_locked =

@@ -5,7 +5,7 @@ use crate::arena::Arena;
 use crate::engine::{Engine, EngineKind};
 use crate::threads::Threads;
 use crate::uring::Uring;
-use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags, StatVfs};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -89,6 +89,18 @@ pub enum OpenError {
         /// The device.
         path: PathBuf,
     },
+    /// The directory for a new file, or of media, does not exist.
+    #[error("the directory {} does not exist: make it first, or mount its disk", path.display())]
+    NoDirectory {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// It is a directory.
+    #[error("{} is a directory: name a file in it, or give --ssd dir={}", path.display(), path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+    },
     /// It is neither a file nor a block device.
     #[error("{} is neither a file nor a block device", path.display())]
     Kind {
@@ -119,8 +131,8 @@ pub(crate) struct File {
 ///
 /// # Errors
 ///
-/// Every variant of [`OpenError`]. Nothing is written in that case, but a missing file may have
-/// been created.
+/// Every variant of [`OpenError`]. Nothing is written in that case. A missing file may have been created, unless
+/// [`check`] refuses it.
 pub fn open(
     path: &Path,
     options: &Options,
@@ -149,6 +161,85 @@ pub fn open(
     let engine = Threads::start(file, depth).map_err(system("start threads for"))?;
     tracing::info!(path = %path.display(), engine = "threads", direct, "disk opened");
     Ok(Arc::new(engine))
+}
+
+/// Finds what [`open`] with this size would refuse at once. Changes nothing and takes no lock.
+///
+/// # Errors
+///
+/// [`OpenError`], as [`open`].
+pub fn check(path: &Path, size: Option<u64>) -> Result<(), OpenError> {
+    let refused = |errno: Errno| OpenError::System {
+        what: "open",
+        path: path.to_owned(),
+        source: errno.into(),
+    };
+    match rustix::fs::stat(path) {
+        Err(Errno::NOENT) => match size {
+            Some(size) => check_new(path, size),
+            None => Err(OpenError::Missing {
+                path: path.to_owned(),
+            }),
+        },
+        Err(errno) => Err(refused(errno)),
+        Ok(found) if FileType::from_raw_mode(found.st_mode) == FileType::Directory => {
+            Err(OpenError::Directory {
+                path: path.to_owned(),
+            })
+        }
+        Ok(_) => {
+            let flags = OFlags::RDWR | OFlags::CLOEXEC;
+            match rustix::fs::open(path, flags, Mode::empty()) {
+                // The last process may still have it.
+                Ok(_) | Err(Errno::BUSY) => Ok(()),
+                Err(errno) => Err(refused(errno)),
+            }
+        }
+    }
+}
+
+/// Checks the directory and the size of a file that does not exist yet.
+fn check_new(path: &Path, size: u64) -> Result<(), OpenError> {
+    if rustix::fs::lstat(path).is_ok() {
+        // A link to a missing file, which may be made on another filesystem.
+        return Ok(());
+    }
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let room = rustix::fs::statvfs(parent).map_err(|errno| match errno {
+        Errno::NOENT => OpenError::NoDirectory {
+            path: parent.to_owned(),
+        },
+        errno => OpenError::System {
+            what: "measure",
+            path: parent.to_owned(),
+            source: errno.into(),
+        },
+    })?;
+    let fault = fault_of_size(size).or_else(|| fault_of_room(size, &room));
+    fault.map_or(Ok(()), |reason| {
+        Err(OpenError::Size {
+            path: path.to_owned(),
+            reason,
+        })
+    })
+}
+
+/// Why no medium can have this size.
+fn fault_of_size(size: u64) -> Option<String> {
+    let is_whole = size.is_multiple_of(GRANULE as u64) && size > 0;
+    (!is_whole).then(|| format!("{size} bytes are no multiple of {GRANULE}"))
+}
+
+/// Why a file cannot grow by this many bytes. A filesystem may fill up completely before it refuses a request
+/// for too much space.
+fn fault_of_room(more: u64, room: &StatVfs) -> Option<String> {
+    let free = room.f_bavail.saturating_mul(room.f_frsize);
+    (more > free).then(|| {
+        format!("the filesystem has {free} bytes free, and size= asks for {more} more: lower it")
+    })
 }
 
 /// The name of an engine in status and logs.
@@ -209,7 +300,17 @@ impl File {
         let mut flags = OFlags::RDWR | OFlags::CLOEXEC;
         let there = rustix::fs::stat(path).map(|found| FileType::from_raw_mode(found.st_mode));
         match there {
-            Err(Errno::NOENT) if options.size.is_some() => flags |= OFlags::CREATE,
+            Err(Errno::NOENT) => {
+                if let Some(wanted) = options.size {
+                    check_new(path, wanted)?;
+                    flags |= OFlags::CREATE;
+                }
+            }
+            Ok(FileType::Directory) => {
+                return Err(OpenError::Directory {
+                    path: path.to_owned(),
+                });
+            }
             // The kernel then reserves the device for this process, so that no process mounts or formats it
             // meanwhile.
             Ok(FileType::BlockDevice) => flags |= OFlags::EXCL,
@@ -266,10 +367,10 @@ impl File {
             }
         };
         let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+        if let Some(fault) = options.size.and_then(fault_of_size) {
+            return Err(size(fault));
+        }
         let bytes = match options.size {
-            Some(wanted) if !wanted.is_multiple_of(GRANULE as u64) || wanted == 0 => {
-                return Err(size(format!("{wanted} bytes are no multiple of {GRANULE}")));
-            }
             Some(wanted) if is_file && wanted < present => {
                 return Err(size(format!(
                     "the file has {present} bytes, and {wanted} are configured: a file is not cut"
@@ -277,12 +378,8 @@ impl File {
             }
             Some(wanted) if is_file => {
                 let room = rustix::fs::fstatvfs(&fd).map_err(system("measure"))?;
-                let free = room.f_bavail.saturating_mul(room.f_frsize);
-                if wanted - present > free {
-                    // A filesystem may fill up completely before it refuses a request for too much space.
-                    return Err(size(format!(
-                        "the filesystem has {free} bytes free, and size= asks for {wanted}: lower it"
-                    )));
+                if let Some(fault) = fault_of_room(wanted - present, &room) {
+                    return Err(size(fault));
                 }
                 // All space is allocated now, so that no later write fails for want of space.
                 rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, wanted)

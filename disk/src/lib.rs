@@ -29,10 +29,10 @@ mod threads;
 mod uring;
 
 pub use arena::{Arena, Buffer};
-pub use directory::open_in;
+pub use directory::{check_directory, open_in};
 pub use engine::{Completion, Engine, EngineKind, IoError, Op, Request};
 pub use faulty::{Fault, Faulty};
-pub use file::{Choice, OpenError, Options, open};
+pub use file::{Choice, OpenError, Options, check, open};
 pub use memory::{Event, Memory};
 
 /// The unit of offsets and lengths of all I/O, in bytes.

@@ -3,7 +3,7 @@
 
 use kvpool_disk::{
     Arena, Buffer, Choice, Completion, Engine, EngineKind, Fault, Faulty, GRANULE, IoError, Memory,
-    Op, OpenError, Options, Request, open,
+    Op, OpenError, Options, Request, check, check_directory, open,
 };
 use kvpool_transport::memory::Region;
 use kvpool_types::{Length, Offset};
@@ -344,7 +344,13 @@ fn a_second_opener_and_impossible_sizes_are_refused_by_name() {
     let missing = open(&disk.path().join("none"), &size(None), &arena);
     assert!(matches!(missing, Err(OpenError::Missing { .. })));
     let folder = open(disk.path(), &size(None), &arena);
-    assert!(folder.is_err());
+    assert!(matches!(folder, Err(OpenError::Directory { .. })));
+    let nowhere = open(&disk.path().join("none/file"), &size(Some(SIZE)), &arena);
+    assert!(
+        matches!(&nowhere, Err(OpenError::NoDirectory { path }) if *path == disk.path().join("none")),
+        "{:?}",
+        nowhere.err()
+    );
     let null = open(Path::new("/dev/null"), &size(None), &arena);
     assert!(matches!(null, Err(OpenError::Kind { .. })));
     // As it is, and larger.
@@ -368,12 +374,43 @@ fn a_file_takes_all_its_room_when_it_is_made() {
         size: Some(1 << 50),
         ..options(Choice::Auto)
     };
-    let refused = open(&disk.path().join("much"), &much, &arena);
+    let file = disk.path().join("much");
+    let refused = open(&file, &much, &arena);
     assert!(
         matches!(refused, Err(OpenError::Size { .. })),
         "{:?}",
         refused.err()
     );
+    assert!(!file.exists(), "an empty file stays");
+}
+
+#[test]
+fn a_check_finds_what_an_open_refuses_and_makes_no_file() {
+    let disk = on_disk();
+    let file = disk.path().join("file");
+    let fault = |path: &Path, size| match check(path, size) {
+        Ok(()) => "none",
+        Err(OpenError::Missing { .. }) => "missing",
+        Err(OpenError::NoDirectory { .. }) => "no directory",
+        Err(OpenError::Directory { .. }) => "a directory",
+        Err(OpenError::Size { .. }) => "size",
+        Err(_) => "another",
+    };
+    assert_eq!(fault(&file, None), "missing");
+    assert_eq!(fault(&file, Some(SIZE)), "none");
+    assert_eq!(fault(&file, Some(SIZE + 1)), "size");
+    assert_eq!(fault(&file, Some(1 << 50)), "size");
+    assert_eq!(fault(disk.path(), Some(SIZE)), "a directory");
+    let nowhere = disk.path().join("none/file");
+    assert_eq!(fault(&nowhere, Some(SIZE)), "no directory");
+    // A link may lead to a filesystem with more room.
+    let link = disk.path().join("link");
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    assert_eq!(fault(&link, Some(1 << 50)), "none");
+    assert!(!file.exists());
+    assert!(check_directory(disk.path()).is_ok());
+    let nowhere = check_directory(&disk.path().join("none"));
+    assert!(matches!(nowhere, Err(OpenError::NoDirectory { .. })));
 }
 
 /// The processor time of all threads of this process.

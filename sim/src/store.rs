@@ -42,7 +42,8 @@ struct State {
     /// When each lease ends, and how long a renewal lasts.
     leases: BTreeMap<i64, (Instant, Duration)>,
     leader: Option<Leader>,
-    members: BTreeMap<String, (LeaseId, Bytes)>,
+    /// The announced masters. The one that was announced last comes last.
+    members: Vec<(String, LeaseId, Bytes)>,
     cut: LogSeq,
     last: LogSeq,
     log: BTreeMap<LogSeq, Bytes>,

@@ -196,6 +196,7 @@ impl Node {
             name: NodeName(name.clone()),
             host: host_id().map_err(StartError::HostId)?,
         };
+        check_media(&config).await?;
         let segments = allocate(&config).await?;
         let total: u64 = segments.iter().map(|segment| segment.size().0).sum();
         let metrics = Metrics::new()?;
@@ -424,9 +425,17 @@ impl Node {
             if saved.is_some() || is_hopeless || now >= deadline {
                 let took_ms = begun.elapsed().as_millis();
                 match saved {
-                    Some(left) => {
-                        tracing::info!(without_copy = left, took_ms, "blocks saved before the end");
-                    }
+                    Some(0) => tracing::info!(
+                        took_ms,
+                        "blocks were moved or copied before the stop, and none is lost"
+                    ),
+                    // The master tells their number, and not why.
+                    Some(lost) => tracing::warn!(
+                        lost,
+                        took_ms,
+                        "blocks were moved or copied before the stop, and some are lost: they found no place on an \
+                         SSD of this node or on another node. Before the next stop, `kvctl node drain` says why"
+                    ),
                     None => tracing::warn!(
                         took_ms,
                         "saving blocks ended at its timeout: blocks without a copy are lost"
@@ -500,6 +509,21 @@ impl Health for Probes {
             _ => Err("no master has welcomed the node".into()),
         }
     }
+}
+
+/// Finds a wrong path of `--ssd` before the memory is touched, which takes minutes for a large segment.
+async fn check_media(config: &Config) -> Result<(), StartError> {
+    let media = config.media()?;
+    let check = move || {
+        media.iter().try_for_each(|one| match one.in_directory {
+            true => kvpool_disk::check_directory(&one.path),
+            false => kvpool_disk::check(&one.path, one.size.map(|size| size.0)),
+        })
+    };
+    let checked = tokio::task::spawn_blocking(check).await;
+    let checked = checked.map_err(|panic| system("the media")(io::Error::other(panic)))?;
+    checked.map_err(crate::media::MediaError::from)?;
+    Ok(())
 }
 
 /// Opens the media of `--ssd`; `None` if there are none.

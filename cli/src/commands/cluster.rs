@@ -10,7 +10,8 @@ use std::time::Duration;
 /// Show the masters (leader and standbys), their progress, and the metadata store
 ///
 /// Any master answers: a standby too, and also while the pool has no leader. `lag` is the number of log
-/// groups that a standby must still apply before it can lead.
+/// groups that a standby must still apply before it can lead. A group is the records of one write to the log.
+/// The role `gone`: another master leads since this one did, or this one does not answer.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -132,7 +133,7 @@ fn tables(cluster: &Cluster) -> String {
         facts.add_row(["cluster", id]);
     }
     let log = format!(
-        "{} groups, {} cut",
+        "{} groups of records, {} cut",
         output::count(cluster.log_last),
         output::count(cluster.log_cut)
     );

@@ -33,6 +33,8 @@ enum Command {
     Change(Change),
     Delete(Delete),
     Show(Show),
+    /// Show all namespaces, as without a command
+    List,
 }
 
 /// Create a namespace
@@ -272,7 +274,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     }
     let client = context.connection.connect().await?;
     match args.command {
-        None => {
+        None | Some(Command::List) => {
             let all = client.namespaces().await.map_err(control_error)?;
             let all: Vec<Shown> = all.into_iter().map(Shown::from).collect();
             context.output.show(&all, |all| several(all))

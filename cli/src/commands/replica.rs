@@ -237,7 +237,8 @@ fn show(tasks: Vec<ReplicaTask>, context: &Context) -> anyhow::Result<()> {
             return "no tasks".to_owned();
         }
         let mut table = output::table([
-            "task", "change", "state", "from", "to", "blocks", "changed", "gone", "failed", "bytes",
+            "task", "change", "state", "from", "to", "blocks", "changed", "skipped", "failed",
+            "bytes",
         ]);
         for task in tasks {
             let or_any = |name: &str| if name.is_empty() { "any" } else { name }.to_owned();

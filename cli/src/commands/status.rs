@@ -159,9 +159,13 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         wrong.insert(0, no_node(&context.connection, &stats.nodes));
     }
     // Nodes leave a read-only leader, so this is the cause of the other problems.
-    match told.map(|told| masters::read_only(&told)) {
-        Ok(None) => {}
-        Ok(Some(why)) => wrong.insert(0, why),
+    match told {
+        Ok(told) => {
+            wrong.extend(masters::problems(&told));
+            if let Some(why) = masters::read_only(&told) {
+                wrong.insert(0, why);
+            }
+        }
         Err(error) => wrong.push(format!(
             "no master says whether the leader takes puts: {}",
             Causes(error.as_ref())

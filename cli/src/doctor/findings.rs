@@ -5,6 +5,7 @@ use super::host::Host;
 use super::node::Node;
 use super::pool::Pool;
 use crate::connection::{Connection, HIDDEN, Transport};
+use crate::silence::next_step;
 use crate::{exit, output};
 use serde::Serialize;
 
@@ -134,8 +135,11 @@ fn of_node(node: &Node, transport: Transport) -> Vec<Finding> {
     let mut findings = Vec::new();
     if !is_live(node) {
         let text = format!(
-            "node {} is {}: last heartbeat {:.1} s ago",
-            node.name, node.state, node.heartbeat_age_seconds
+            "node {} is {}: last heartbeat {:.1} s ago{}",
+            node.name,
+            node.state,
+            node.heartbeat_age_seconds,
+            next_step(&node.state)
         );
         findings.push(Finding::new(Weight::Note, text));
     }
@@ -214,6 +218,7 @@ mod tests {
         assert!(found[0].text.contains("rdma: because; tcp: because"));
         let found = of_node(&node("suspect", None, dead()), Transport::Rdma);
         assert_eq!(weights(&found), [Weight::Note, Weight::Note]);
+        assert!(found[0].text.contains("Look at its host"), "{found:?}");
         assert!(!found[1].text.contains("tcp"), "{found:?}");
         let fine = vec![way(Transport::Tcp, true)];
         let fine = node("live", Some(Transport::Tcp), fine);

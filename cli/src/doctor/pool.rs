@@ -38,7 +38,7 @@ pub(crate) struct Pool {
     pub(crate) has_token: bool,
     /// Whether the leader accepts a caller without a token; `None` if unknown.
     pub(crate) takes_strangers: Option<bool>,
-    /// The problems of its media and of guaranteed shares.
+    /// The problems of its masters, media, guaranteed shares and files of tokens.
     #[serde(skip)]
     pub(crate) problems: Vec<String>,
 }
@@ -95,7 +95,7 @@ impl Pool {
             pool.ask_masters(connection).await?;
             let (client, stats) = stats(connection).await?;
             let credentials = connection.credentials()?;
-            pool.problems = media::problems(&stats.media);
+            pool.problems.extend(media::problems(&stats.media));
             pool.problems.extend(shares::problem(&stats));
             pool.problems.extend(tokens::problems(&stats));
             pool.is_hidden = is_hidden(&stats);
@@ -132,6 +132,7 @@ impl Pool {
         let timeout = connection.timeout.min(TIMEOUT);
         let status = masters::status(connection, timeout).await?;
         self.read_only = masters::read_only(&status);
+        self.problems = masters::problems(&status);
         self.leader = status.leader;
         let members = status.members.into_iter().map(|member| Master {
             address: member.address,

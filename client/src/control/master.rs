@@ -176,7 +176,10 @@ impl Master {
     ) -> Result<M::Reply, Unanswered> {
         let deadline = sending.deadline;
         let failed = |code, why: &dyn std::fmt::Display| {
-            ControlError::new(code, format!("{} at {}: {why}", M::NAME, self.address))
+            ControlError::new(
+                code,
+                format!("{}: {why}", status::call(M::NAME, &self.address)),
+            )
         };
         if let Some(carrier) = &self.carrier {
             return self.carried(&**carrier, &message, deadline).await;
@@ -228,7 +231,10 @@ impl Master {
             }),
             Err(_) => Err(ControlError::new(
                 Code::DeadlineExceeded,
-                format!("kvmaster at {} did not answer {}", self.address, M::NAME),
+                format!(
+                    "{}: kvmaster did not answer in time",
+                    status::call(M::NAME, &self.address)
+                ),
             )
             .into()),
         }
@@ -242,7 +248,10 @@ impl Master {
     ) -> Result<M::Reply, Unanswered> {
         let request = message.encode_to_vec().into();
         let failed = |code, why: &dyn std::fmt::Display| {
-            ControlError::new(code, format!("{} at {}: {why}", M::NAME, self.address))
+            ControlError::new(
+                code,
+                format!("{}: {why}", status::call(M::NAME, &self.address)),
+            )
         };
         match deadline
             .run(carrier.carry(&self.address, M::NAME, request))

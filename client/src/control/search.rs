@@ -7,6 +7,7 @@
 use super::known::{ANOTHER_POOL, Known};
 use super::master::Master;
 use super::masters::{Masters, Route};
+use super::status;
 use crate::clock::{Backoff, Deadline};
 use crate::errors::{ControlError, is_about_the_token};
 use futures::StreamExt;
@@ -193,7 +194,11 @@ impl Heard {
         let reply = match answer {
             Ok(reply) => reply,
             Err(error) if matches!(error.code, Code::Unreachable | Code::DeadlineExceeded) => {
-                words.set(master, "does not answer");
+                let said = match status::refused(address) {
+                    Some(why) => format!("refused the connection: {why}"),
+                    None => "does not answer".to_owned(),
+                };
+                words.set(master, said);
                 self.silent.push(address.clone());
                 return Word::Silence;
             }

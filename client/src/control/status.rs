@@ -11,10 +11,26 @@ use tonic::Status;
 pub(super) fn error(address: &str, method: &str, status: &Status) -> ControlError {
     let code = code(status);
     // gRPC says only that the connection ended.
-    let why = address.rsplit('/').find(|part| !part.is_empty());
-    let why = why.filter(|_| code == Code::Unreachable).and_then(refusal);
+    let why = match code {
+        Code::Unreachable => refused(address),
+        _ => None,
+    };
     let why = why.as_deref().unwrap_or(status.message());
-    ControlError::new(code, format!("{method} at {address}: {why}"))
+    ControlError::new(code, format!("{}: {why}", call(method, address)))
+}
+
+/// Why the master at `address` refused a connection of this process a moment ago.
+pub(super) fn refused(address: &str) -> Option<String> {
+    let authority = address.rsplit('/').find(|part| !part.is_empty());
+    authority.and_then(refusal)
+}
+
+/// A call, in an error for people. A client says hello when it connects.
+pub(super) fn call(method: &str, address: &str) -> String {
+    match method {
+        "Hello" => format!("connect to {address}"),
+        method => format!("{method} at {address}"),
+    }
 }
 
 /// The master's own code if the status has one; else a code for the state of the connection.
@@ -61,6 +77,14 @@ pub(super) fn has_no_connection(status: &Status) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_of_a_connect_names_no_call_of_the_protocol() {
+        let status = Status::unavailable("refused");
+        let told = |method| error("http://a:1", method, &status).message;
+        assert_eq!(told("Hello"), "connect to http://a:1: refused");
+        assert_eq!(told("Lookup"), "Lookup at http://a:1: refused");
+    }
 
     #[test]
     fn the_masters_own_code_goes_before_grpcs() {

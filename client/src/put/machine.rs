@@ -685,8 +685,9 @@ impl<'a> PutBatch<'a> {
             (Code::OverQuota, Some(item)) => bounds.over_quota(item.length),
             (Code::MemoryQuota | Code::BlocksQuota, _) => bounds.at_quota(code),
             (Code::Full, _) => {
-                "the pool had no room for the block within the put's timeout; wait, or start a store node. \
-                 `kvctl status` tells whether guaranteed shares of namespaces exceed the pool"
+                "the pool had no room for the block within the put's timeout: leases, pins and guaranteed shares of \
+                 namespaces keep blocks in it. `kvctl ls` shows leased and pinned blocks, `kvctl status` shares \
+                 that exceed the pool. Wait, remove pinned blocks, or start a store node"
                     .to_owned()
             }
             (Code::InProgress, _) => "another client is putting this block".to_owned(),
@@ -696,6 +697,9 @@ impl<'a> PutBatch<'a> {
             (Code::GrantEnded, _) => {
                 "the grant had ended when the commit arrived: it expired, or the commit arrived twice"
                     .to_owned()
+            }
+            (Code::NoNodes, _) => {
+                "no store node takes blocks: `kvctl status` shows why".to_owned()
             }
             _ => "kvmaster refused the block".to_owned(),
         };

@@ -87,8 +87,37 @@ async fn a_put_waits_for_room_and_then_says_full() {
     let (outcome, ()) = tokio::join!(put("a"), free);
     assert_eq!(outcome, Ok(PutOutcome::Stored { replicas: 2 }));
     let begun = Instant::now();
-    assert_eq!(put("b").await.unwrap_err().code(), Code::Full);
+    let full = put("b").await.unwrap_err();
+    assert_eq!(full.code(), Code::Full);
+    // Pins hold this pool's memory, and the operator has to find them.
+    assert!(full.to_string().contains("`kvctl ls` shows"), "{full}");
     assert_soon(begun, Duration::from_millis(900));
+}
+
+#[tokio::test]
+async fn a_put_that_no_node_takes_names_the_command_that_shows_why() {
+    let pool = pool().await;
+    pool.master
+        .on_request("reserve", |request: &mut ReserveRequest| {
+            request.columns = false;
+        });
+    pool.master
+        .on_answer("reserve", |reply: &mut ReserveReply| {
+            for reservation in &mut reply.reservations {
+                *reservation = Reservation {
+                    code: Code::NoNodes.to_wire().into(),
+                    ..Reservation::default()
+                };
+            }
+        });
+    let options = PutOptions {
+        timeout: Some(Duration::from_millis(200)),
+        ..PutOptions::default()
+    };
+    let outcomes = pool.client.batch_put(vec![block("a", b"x")], &options);
+    let refused = outcomes.await.remove(0).unwrap_err();
+    assert_eq!(refused.code(), Code::NoNodes);
+    assert!(refused.to_string().contains("`kvctl status`"), "{refused}");
 }
 
 #[tokio::test]

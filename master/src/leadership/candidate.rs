@@ -4,7 +4,7 @@ use super::observer::Observer;
 use super::terms::{RETRY, Run, Stand, told};
 use super::{Seat, watchdog};
 use crate::clock::Clock;
-use crate::store::etcd::TlsOptions;
+use crate::store::etcd::{TlsOptions, Waits};
 use crate::store::{Claim, ElectionStore, EtcdOptions, EtcdStore, JournalOptions, OpenError};
 use async_trait::async_trait;
 use bytesize::ByteSize;
@@ -46,12 +46,16 @@ pub trait Surroundings: Debug + Send + Sync {
 
 /// etcd and the network.
 #[derive(Debug)]
-struct Etcd(EtcdOptions);
+struct Etcd {
+    options: EtcdOptions,
+    waits: Waits,
+}
 
 #[async_trait]
 impl Surroundings for Etcd {
     async fn open(&self) -> Result<Arc<dyn ElectionStore>, OpenError> {
-        Ok(Arc::new(EtcdStore::open(&self.0).await?))
+        let opened = EtcdStore::open_and_tell(&self.options, &self.waits).await?;
+        Ok(Arc::new(opened))
     }
 
     async fn meet(&self, address: &str) -> io::Result<()> {
@@ -80,12 +84,14 @@ impl Candidate {
         address: String,
         http_address: String,
     ) -> Result<Self, CandidateError> {
-        let surroundings = Etcd(etcd_options(&seat)?);
+        let surroundings = Etcd {
+            options: etcd_options(&seat)?,
+            waits: Waits::default(),
+        };
         let opened = match surroundings.open().await {
             Ok(store) => Some(store),
             // etcd may still become reachable. Until then the seat reports the reason for the wait.
             Err(error) if error.is_retryable() => {
-                tracing::warn!(%error, "etcd not available, retrying");
                 seat.wait(error.to_string());
                 None
             }
@@ -221,6 +227,12 @@ impl Stand {
                     }
                     Err(error) => error.to_string(),
                 },
+                // The open itself has logged this.
+                Err(error @ OpenError::Unreachable { .. }) => {
+                    self.seat.wait(error.to_string());
+                    sleep(RETRY).await;
+                    continue;
+                }
                 Err(error) => error.to_string(),
             };
             tracing::warn!(reason, "metadata store not opened, retrying");

@@ -8,6 +8,7 @@ use kvpool_types::ClusterId;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::oneshot;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 /// The interval at which masters exchange their states.
@@ -47,21 +48,46 @@ impl Member {
 }
 
 /// Publishes this master's state to the other masters. Reports their states and the store's state
-/// to the seat. Runs until dropped.
+/// to the seat.
+///
+/// A message in `stops` ends this and deletes the entry of this master. The end of the sender
+/// alone, as at a panic, leaves the entry until its lease expires.
 pub(super) async fn tell(
     seat: Arc<Seat>,
     store: Arc<dyn ElectionStore>,
     claim: Claim,
     cluster: ClusterId,
+    stops: oneshot::Receiver<()>,
 ) {
     let mut lease = None;
+    let is_told = tokio::select! {
+        biased;
+        stop = stops => stop.is_ok(),
+        () = exchange(&seat, &*store, &claim, cluster, &mut lease) => false,
+    };
+    // etcd refuses a put that arrives after its lease has ended.
+    if let Some(held) = lease.filter(|_| is_told)
+        && let Err(error) = store.revoke_lease(held).await
+    {
+        tracing::debug!(%error, "entry of this master not deleted, it will expire");
+    }
+}
+
+/// Publishes this master's state, and reads the states of all, until dropped.
+async fn exchange(
+    seat: &Seat,
+    store: &dyn ElectionStore,
+    claim: &Claim,
+    cluster: ClusterId,
+    lease: &mut Option<LeaseId>,
+) {
     let mut times = interval(EVERY);
     times.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         times.tick().await;
         // A full etcd refuses this master's state, but still reports its own content.
-        let published = publish(&seat, &*store, &claim, &mut lease).await;
-        let read = read_report(&*store, cluster).await;
+        let published = publish(seat, store, claim, lease).await;
+        let read = read_report(store, cluster).await;
         let reported = read.map(|report| seat.set_report(report));
         if let Err(error) = published.and(reported) {
             tracing::debug!(%error, "member list or store status not updated, retrying");
@@ -125,7 +151,7 @@ async fn read_report(store: &dyn ElectionStore, cluster: ClusterId) -> Result<Re
     let members = store.members().await?.into_iter();
     // A later version wrote an unreadable entry. The list omits it.
     let members = members.filter_map(|(_, told)| serde_json::from_slice::<Member>(&told).ok());
-    let members = members.map(Member::into_wire);
+    let members = latest_of_each_address(members.map(Member::into_wire));
     let mut told = describe(store, "etcd").await?;
     told.cluster_id = bytes::Bytes::copy_from_slice(&cluster.to_bytes());
     let usage = store.usage().await?;
@@ -134,9 +160,25 @@ async fn read_report(store: &dyn ElectionStore, cluster: ClusterId) -> Result<Re
     told.alarms = usage.alarms;
     Ok(Report {
         at: Some(Instant::now()),
-        members: members.collect(),
+        members,
         store: told,
     })
+}
+
+/// The last of the entries with the same address. The entry of an earlier run of a master stays
+/// until its lease expires.
+fn latest_of_each_address(
+    entries: impl Iterator<Item = proto::MasterMember>,
+) -> Vec<proto::MasterMember> {
+    let mut latest: Vec<proto::MasterMember> = Vec::new();
+    for entry in entries {
+        if !entry.address.is_empty() {
+            latest.retain(|earlier| earlier.address != entry.address);
+        }
+        latest.push(entry);
+    }
+    latest.sort_by(|one, other| one.address.cmp(&other.address));
+    latest
 }
 
 /// Publishes the store's state to the seat of a standalone master, until dropped.
@@ -202,4 +244,32 @@ async fn describe(
         store: kind.to_owned(),
         ..Default::default()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_master_that_runs_again_is_listed_once() {
+        let entry = |address: &str, applied| proto::MasterMember {
+            address: address.to_owned(),
+            applied,
+            ..Default::default()
+        };
+        let entries = [
+            entry("http://b:1", 300),
+            entry("http://a:1", 500),
+            entry("http://b:1", 7),
+            entry("", 1),
+            entry("", 2),
+        ];
+        let listed = latest_of_each_address(entries.into_iter());
+        let listed: Vec<_> = listed
+            .iter()
+            .map(|one| (one.address.as_str(), one.applied))
+            .collect();
+        let expected = [("", 1), ("", 2), ("http://a:1", 500), ("http://b:1", 7)];
+        assert_eq!(listed, expected);
+    }
 }

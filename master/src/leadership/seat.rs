@@ -287,7 +287,9 @@ impl Seat {
     /// outages.
     pub fn describe(&self) -> proto::ClusterReply {
         let Report {
-            members, mut store, ..
+            mut members,
+            mut store,
+            ..
         } = self.report.read().clone();
         let known = self.known();
         let pool = self.pool().ok();
@@ -297,6 +299,7 @@ impl Seat {
         {
             store.alarms.push(full.told());
         }
+        note_the_gone(&mut members, &known.leader);
         let role = self.role();
         let left = pool.as_ref().and_then(|pool| pool.term_left());
         let cluster: Option<ClusterId> = pool.as_ref().map(|pool| pool.cluster);
@@ -314,5 +317,51 @@ impl Seat {
             }),
             ..store
         }
+    }
+}
+
+/// The role of a master whose entry outlived its process or its term, in replies and JSON.
+const GONE: &str = "gone";
+
+/// Marks the entries of masters that claim the lead while `leader` has it. A dead leader's entry
+/// stays until its lease expires.
+fn note_the_gone(members: &mut [proto::MasterMember], leader: &str) {
+    let leading = [Role::Leader, Role::ReadOnly].map(Role::label);
+    for member in members {
+        let claims = leading.contains(&member.role.as_str());
+        if claims && !leader.is_empty() && member.address != leader {
+            GONE.clone_into(&mut member.role);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_leader_that_another_one_replaced_is_listed_as_gone() {
+        let member = |address: &str, role: Role| proto::MasterMember {
+            address: address.to_owned(),
+            role: role.label().to_owned(),
+            ..Default::default()
+        };
+        let listed = |leader: &str| {
+            let mut members = [
+                member("http://a:1", Role::Leader),
+                member("http://b:1", Role::Leader),
+                member("http://c:1", Role::ReadOnly),
+                member("http://d:1", Role::Standby),
+            ];
+            note_the_gone(&mut members, leader);
+            members.map(|member| member.role)
+        };
+        assert_eq!(listed("http://b:1"), ["gone", "leader", "gone", "standby"]);
+        assert_eq!(
+            listed("http://c:1"),
+            ["gone", "gone", "read-only", "standby"]
+        );
+        let unknown = ["leader", "leader", "read-only", "standby"];
+        assert_eq!(listed(""), unknown, "nobody leads");
     }
 }

@@ -17,7 +17,7 @@ use kvpool_proto as proto;
 use kvpool_types::ClusterId;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 /// The delay before a failed step is repeated.
@@ -123,11 +123,13 @@ impl Run {
     /// Stands by and leads in turns, until the master stops.
     pub(super) async fn run(&mut self) {
         let mut stopped = self.stand.stopped.clone();
-        let telling = tokio::spawn(members::tell(
+        let (stop_telling, stops) = oneshot::channel();
+        let mut telling = tokio::spawn(members::tell(
             Arc::clone(&self.stand.seat),
             Arc::clone(&self.store),
             self.stand.claim.clone(),
             self.cluster,
+            stops,
         ));
         let mut backoff = RetryBackoff::new();
         loop {
@@ -167,7 +169,11 @@ impl Run {
                 break;
             }
         }
-        telling.abort();
+        // The other masters list this master no longer.
+        let is_told = stop_telling.send(()).is_ok();
+        if !is_told || timeout(REVOKING, &mut telling).await.is_err() {
+            telling.abort();
+        }
     }
 
     /// Loads the metadata, follows the log, and campaigns whenever nobody leads. Returns after a

@@ -436,8 +436,8 @@ fn unfit(medium: &MediumFacts, node: &str) -> Option<Alert> {
         _ => (
             Severity::Warning,
             format!(
-                "is absent: its {copies} copies are misses until the node is back with it. If it will not \
-                 come back, run `kvctl ssd detach {id}`"
+                "is absent: its {copies} copies are misses. Start node {node} again with this disk. Only if \
+                 the disk will never come back: `kvctl ssd detach {id} --yes` forgets the copies"
             ),
         ),
     };

@@ -78,7 +78,7 @@ pub struct MasterFacts {
     pub address: String,
     /// `host:port` of HTTP; empty when unknown.
     pub http_address: String,
-    /// `leader`, `read-only`, `standby` or `starting`.
+    /// `leader`, `read-only`, `standby` or `starting`. `gone`: another master leads since this one did.
     pub role: String,
     /// The number of groups of the log that it has not applied.
     pub lag: u64,

@@ -71,7 +71,7 @@ pub trait ElectionStore: MetadataStore {
     /// Announces a master as long as the lease lives. `member` is JSON with at least an `address`.
     async fn put_member(&self, lease: LeaseId, id: &str, member: Bytes) -> Result<(), StoreError>;
 
-    /// The masters that are announced, by id.
+    /// The masters that are announced, each with its id. The one that was announced last comes last.
     async fn members(&self) -> Result<Vec<(String, Bytes)>, StoreError>;
 
     /// Ends a term for this process. Pending and later writes of this term and of earlier terms get

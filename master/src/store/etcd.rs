@@ -147,6 +147,14 @@ impl EtcdStore {
     /// [`OpenError`] when etcd does not answer in time, refuses the settings, or holds a later
     /// format.
     pub async fn open(options: &EtcdOptions) -> Result<Self, OpenError> {
+        Self::open_and_tell(options, &Waits::default()).await
+    }
+
+    /// [`EtcdStore::open`], for a caller that repeats it: `waits` limits the messages in the log.
+    pub(crate) async fn open_and_tell(
+        options: &EtcdOptions,
+        waits: &Waits,
+    ) -> Result<Self, OpenError> {
         let refused = |reason: String| OpenError::Refused {
             endpoints: options.endpoints.join(","),
             reason,
@@ -175,6 +183,10 @@ impl EtcdStore {
             if !error.is_retryable() {
                 return Err(refused(error.to_string()));
             }
+            if waits.is_due(Instant::now()) {
+                let etcd = options.endpoints.join(",");
+                tracing::warn!(etcd, %error, "waiting for etcd (--etcd)");
+            }
             if Instant::now() >= limit {
                 return Err(OpenError::Unreachable {
                     endpoints: options.endpoints.join(","),
@@ -183,6 +195,7 @@ impl EtcdStore {
             }
             tokio::time::sleep(BACKOFF.1).await;
         };
+        waits.end();
         match from_decimal("the format", &format) {
             Ok(FORMAT) => {}
             Ok(found) => {
@@ -211,6 +224,33 @@ impl EtcdStore {
             snapshots: tokio::sync::Mutex::default(),
             upkeep: tokio::sync::Mutex::default(),
         })
+    }
+}
+
+/// When to log that etcd does not answer: at once, then at growing intervals.
+#[derive(Debug, Default)]
+pub(crate) struct Waits(Mutex<Option<(Instant, Duration)>>);
+
+impl Waits {
+    const FIRST: Duration = Duration::from_secs(5);
+    const MOST: Duration = Duration::from_secs(300);
+
+    fn is_due(&self, now: Instant) -> bool {
+        let mut last = self.0.lock();
+        let next = match *last {
+            None => Self::FIRST,
+            Some((at, pause)) if now.duration_since(at) < pause => return false,
+            Some((_, pause)) => (pause * 2).min(Self::MOST),
+        };
+        *last = Some((now, next));
+        true
+    }
+
+    /// etcd has answered.
+    fn end(&self) {
+        if self.0.lock().take().is_some() {
+            tracing::info!("etcd answers");
+        }
     }
 }
 
@@ -337,5 +377,22 @@ impl MetadataStore for EtcdStore {
     async fn close(&self) -> Result<(), StoreError> {
         self.stop.send_modify(|stop| stop.closed = true);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_for_etcd_is_logged_at_once_and_then_at_growing_intervals() {
+        let (waits, start) = (Waits::default(), Instant::now());
+        let logged = |until: u64| {
+            let due = |second: &u64| waits.is_due(start + Duration::from_secs(*second));
+            (0..until).filter(due).collect::<Vec<u64>>()
+        };
+        assert_eq!(logged(60), [0, 5, 15, 35]);
+        waits.end();
+        assert_eq!(logged(10), [0, 5], "etcd had answered");
     }
 }

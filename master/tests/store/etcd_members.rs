@@ -13,6 +13,47 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// A master over `etcd`. A standby deposes a leader that refuses connections, hence the listener.
+async fn start(etcd: &Etcd) -> (Arc<Seat>, Candidate, TcpListener) {
+    let config = Config {
+        etcd: etcd.endpoints(),
+        cluster: "c".into(),
+        etcd_compact: false,
+        ..Config::default()
+    };
+    let clock = Arc::new(BootClock) as Arc<dyn Clock>;
+    let metrics = Arc::new(Metrics::new().unwrap());
+    let seat = Arc::new(Seat::new(config, metrics, Arc::clone(&clock)));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let here = format!("http://{}", listener.local_addr().unwrap());
+    let candidate = Candidate::start(Arc::clone(&seat), clock, here.clone(), here);
+    (seat, candidate.await.unwrap(), listener)
+}
+
+/// The lease of an entry would list the master for 10 s.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_that_stops_in_order_is_listed_no_longer() {
+    let directory = tempfile::tempdir().unwrap();
+    let etcd = started!(
+        "a_master_that_stops_in_order_is_listed_no_longer",
+        Etcd::start(directory.path())
+    );
+    let (first, second) = (start(&etcd).await, start(&etcd).await);
+    let listed = |seat: &Seat| seat.describe().members.len();
+    until("both are listed", || {
+        listed(&first.0) == 2 && listed(&second.0) == 2
+    })
+    .await;
+    first.1.stop().await;
+    let stopped = Instant::now();
+    until("one is listed", || listed(&second.0) == 1).await;
+    let took = stopped.elapsed();
+    assert!(took < Duration::from_secs(4), "{took:?}");
+    second.1.stop().await;
+    let left = open(&etcd, "c").await.members().await.unwrap();
+    assert!(left.is_empty(), "{left:?}");
+}
+
 /// No leader makes room in etcd here, so it stays full.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_etcd_is_reported_and_its_masters_stay_listed() {
@@ -25,23 +66,7 @@ async fn a_full_etcd_is_reported_and_its_masters_stay_listed() {
         "a_full_etcd_is_reported_and_its_masters_stay_listed",
         Etcd::start_with(directory.path(), &setup)
     );
-    let mut masters = Vec::new();
-    for _ in 0..2 {
-        let config = Config {
-            etcd: etcd.endpoints(),
-            cluster: "c".into(),
-            etcd_compact: false,
-            ..Config::default()
-        };
-        let clock = Arc::new(BootClock) as Arc<dyn Clock>;
-        let metrics = Arc::new(Metrics::new().unwrap());
-        let seat = Arc::new(Seat::new(config, metrics, Arc::clone(&clock)));
-        // A standby deposes a leader that refuses connections.
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let here = format!("http://{}", listener.local_addr().unwrap());
-        let candidate = Candidate::start(Arc::clone(&seat), clock, here.clone(), here);
-        masters.push((seat, candidate.await.unwrap(), listener));
-    }
+    let masters = [start(&etcd).await, start(&etcd).await];
     let all = |is_so: fn(&Seat) -> bool| masters.iter().all(|(seat, ..)| is_so(seat));
     let has_both = |seat: &Seat| seat.describe().members.len() == 2;
     until("listed", || all(has_both)).await;

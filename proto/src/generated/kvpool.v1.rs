@@ -1019,7 +1019,7 @@ pub struct MasterMember {
     /// host:port of its HTTP port
     #[prost(string, tag = "2")]
     pub http_address: ::prost::alloc::string::String,
-    /// leader, read-only, standby, starting
+    /// leader, read-only, standby, starting, gone
     #[prost(string, tag = "3")]
     pub role: ::prost::alloc::string::String,
     /// the last group of the log that it holds

@@ -202,7 +202,8 @@ impl ElectionStore for Store {
         let id = id.to_owned();
         let put = self.ask(move |state| match state.lives(lease) {
             true => {
-                state.members.insert(id, (lease, member));
+                state.members.retain(|(known, ..)| *known != id);
+                state.members.push((id, lease, member));
                 Ok(())
             }
             false => Err(StoreError::LeaseGone),
@@ -213,11 +214,11 @@ impl ElectionStore for Store {
     async fn members(&self) -> Result<Vec<(String, Bytes)>, StoreError> {
         self.ask(|state| {
             let mut members = std::mem::take(&mut state.members);
-            members.retain(|_, (lease, _)| state.lives(*lease));
+            members.retain(|(_, lease, _)| state.lives(*lease));
             state.members = members;
             let members = state.members.iter();
             members
-                .map(|(id, (_, member))| (id.clone(), member.clone()))
+                .map(|(id, _, member)| (id.clone(), member.clone()))
                 .collect()
         })
         .await

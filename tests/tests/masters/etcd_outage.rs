@@ -4,13 +4,13 @@
 
 use kvpool_client::{PutBlock, PutOptions};
 use kvpool_proto as proto;
-use kvpool_tests::Hand;
 use kvpool_tests::blocks::{bytes_of, check_all, key, put_all, source};
 use kvpool_tests::daemon::path_of;
 use kvpool_tests::grants::{Control, Granted};
 use kvpool_tests::masters::{self, Options, Pool};
 use kvpool_tests::outage::{Load, Report, Summary, What};
 use kvpool_tests::raw::Port;
+use kvpool_tests::{Daemon, Hand};
 use kvpool_types::wire::data::{Meta, WriteRequest};
 use kvpool_types::wire::frame::Op;
 use kvpool_types::{Checksum, Code};
@@ -57,6 +57,21 @@ fn kvctl(pool: &Pool, command: &str) -> Output {
 /// Whether the output tells an operator that the leader is read-only.
 fn says_read_only(output: &Output) -> bool {
     String::from_utf8_lossy(&output.stdout).contains("is read-only, because its lease in etcd")
+}
+
+/// An operator of a new pool sees at once why nothing serves. Port 1 refuses connections.
+#[test]
+fn a_master_whose_etcd_does_not_answer_says_so_at_once() {
+    let place = tempfile::tempdir().unwrap();
+    let ports = ["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"];
+    let flags = ["--etcd", "http://127.0.0.1:1"].into_iter().chain(ports);
+    let flags: Vec<String> = flags.map(str::to_owned).collect();
+    let master = Daemon::spawn("kvmaster", place.path(), "kvmaster", &flags).unwrap();
+    let limit = Instant::now() + Duration::from_secs(5);
+    while !master.log_text().contains("waiting for etcd") {
+        assert!(Instant::now() < limit, "{}", master.log_text());
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -20,10 +20,16 @@ fn pool_with_disk(disk: &Path) -> Cluster {
 }
 
 fn pool_with(disk: &Path, master: &[&str]) -> Cluster {
+    pool_of(disk, "1GiB", master)
+}
+
+/// A pool whose node has a disk of this size.
+fn pool_of(disk: &Path, size: &str, master: &[&str]) -> Cluster {
     let file = disk.join("ssd");
+    let ssd = format!("path={},size={size}", file.display());
     let options = Options {
         segment: "64MiB".into(),
-        node: vec!["--ssd".into(), format!("path={},size=1GiB", file.display())],
+        node: vec!["--ssd".into(), ssd],
         ..Options::default()
     };
     Cluster::start(options.master(master)).unwrap()
@@ -133,6 +139,8 @@ async fn a_planned_restart_costs_no_hits() {
     assert_eq!(before.right, 56, "{before:?}");
     assert!(counter(&cluster, "blocks_stored_total") < 40);
     assert!(cluster.nodes[0].terminate().unwrap().success());
+    let log = cluster.nodes[0].log_text();
+    assert!(log.contains("before the stop, and none is lost"), "{log}");
     let asked = Instant::now();
     cluster.restart_node(0).unwrap();
     cluster.wait_live(1).unwrap();
@@ -142,6 +150,24 @@ async fn a_planned_restart_costs_no_hits() {
     println!("{before:?}, and {after:?} after {:?}", asked.elapsed());
     assert_eq!(after.right, 56, "{after:?}");
     assert!(asked.elapsed() < Duration::from_secs(10));
+}
+
+/// The disk takes about half of the blocks in memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_stops_warns_of_the_blocks_that_are_lost() {
+    let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let late = ["--lease-ttl", "300ms", "--eviction-policy", "lru"];
+    let mut cluster = pool_of(disk.path(), "48MiB", &late);
+    let client = cluster.client().await.unwrap();
+    attached(&cluster, 1);
+    put_all(&client, 0..56, BLOCK).await.unwrap();
+    assert!(cluster.nodes[0].terminate().unwrap().success());
+    let log = cluster.nodes[0].log_text();
+    let told = log
+        .lines()
+        .find(|line| line.contains("before the stop, and"));
+    let warns = |line: &str| line.contains("WARN") && line.contains("some are lost");
+    assert!(told.is_some_and(warns), "{log}");
 }
 
 /// A pool whose only node is out of service and holds 56 blocks, which no other node takes.
@@ -312,6 +338,34 @@ fn a_file_of_somebody_else_stays_as_it_is() {
             std::fs::read(&file).unwrap() == bytes,
             "the file was changed"
         );
+    }
+}
+
+#[test]
+fn a_wrong_path_of_a_disk_is_found_before_memory_is_touched() {
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let here = place.path().display().to_string();
+    for (ssd, fault) in [
+        (
+            format!("path={here}/none/ssd,size=128MiB"),
+            format!("the directory {here}/none does not exist"),
+        ),
+        (
+            format!("dir={here}/none"),
+            format!("the directory {here}/none does not exist"),
+        ),
+        (
+            format!("path={here},size=128MiB"),
+            format!("give --ssd dir={here}"),
+        ),
+    ] {
+        let ports = ["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"];
+        let flags = ["--segment", "64MiB", "--ssd", &ssd].into_iter();
+        let flags: Vec<String> = flags.chain(ports).map(str::to_owned).collect();
+        let refused = Daemon::start("kvstore-node", place.path(), "node", &flags).unwrap_err();
+        let refused = refused.to_string();
+        assert!(refused.contains(&fault), "{refused}");
+        assert!(!refused.contains("touching"), "{refused}");
     }
 }
 

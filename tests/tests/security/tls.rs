@@ -203,6 +203,18 @@ async fn absent_expired_and_foreign_certificates_are_refused() {
 
 /// With mutual TLS between daemons, a client needs no certificate and a store node does.
 #[tokio::test(flavor = "multi_thread")]
+async fn a_plain_call_to_a_port_with_tls_is_told_so() {
+    let cluster = start(0, &[]);
+    let mut options = with(&cluster, ClientFiles::default());
+    options.masters = vec![format!("http://{}", cluster.master.listen)];
+    let refused = Client::connect(options).await.unwrap_err().to_string();
+    assert!(refused.contains("the port speaks TLS"), "{refused}");
+    for wrong in ["does not answer", "Hello"] {
+        assert!(!refused.contains(wrong), "{refused}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_store_node_without_a_certificate_is_not_welcome() {
     let world = world();
     let cluster = start(1, &[]);

@@ -124,6 +124,7 @@ fn a_key_is_rotated_and_forgotten_and_tokens_follow() {
     assert!(said.contains(&both[0]) && said.contains(&both[1]), "{said}");
     let (code, said) = run(&["inspect", token]);
     assert_eq!(code, Some(0), "a token of the key before is good: {said}");
+    assert!(said.contains("verified; roles: writer in x"), "{said}");
 
     // The key that signs stays, and so does everything when the id is wrong.
     for (kid, why) in [(&*both[1], "rotate"), ("none", &*both[0])] {

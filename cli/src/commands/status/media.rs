@@ -42,6 +42,13 @@ impl From<MediumStats> for Medium {
     }
 }
 
+fn times(count: u64) -> String {
+    match count {
+        1 => "once".to_owned(),
+        count => format!("{} times", output::count(count)),
+    }
+}
+
 /// The table for people.
 pub(super) fn table(media: &[Medium]) -> String {
     let mut table = output::table([
@@ -60,8 +67,21 @@ pub(super) fn table(media: &[Medium]) -> String {
             ),
             output::count(medium.copies),
             format!("{} of {}", u64::from(medium.zone) + 1, medium.zones),
-            format!("{} times", medium.generation),
+            times(medium.generation),
         ]);
     }
     table.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_medium_of_a_first_start_was_attached_once() {
+        assert_eq!(
+            [times(1), times(2), times(1234)],
+            ["once", "2 times", "1,234 times"]
+        );
+    }
 }

@@ -1,5 +1,6 @@
 //! The problems of a pool.
 
+use crate::silence::next_step;
 use crate::stats::percent;
 use crate::{media, output, shares, tokens};
 use kvpool_client::{NodeStats, PoolStats};
@@ -86,8 +87,9 @@ fn unfit(node: &NodeStats, with_ssds: bool) -> String {
         _ => String::new(),
     };
     format!(
-        "node {name} is {state}{with}: last heartbeat {:.1} s ago{lost}",
-        node.heartbeat_age.as_secs_f64()
+        "node {name} is {state}{with}: last heartbeat {:.1} s ago{lost}{}",
+        node.heartbeat_age.as_secs_f64(),
+        next_step(state)
     )
 }
 
@@ -126,6 +128,16 @@ mod tests {
             let told = text.contains("12 blocks would be lost with it now");
             assert_eq!(told, is_told, "{text}");
         }
+    }
+
+    #[test]
+    fn a_silent_node_is_reported_with_the_next_step() {
+        let mut pool = stats(&[]);
+        pool.nodes.push(draining(None));
+        assert!(!of(&pool)[0].contains("its log"), "{:?}", of(&pool));
+        pool.nodes[0].state = "suspect".to_owned();
+        let text = of(&pool).remove(0);
+        assert!(text.contains("Look at its host and its log"), "{text}");
     }
 
     /// An operator keeps the SSDs of a node, or retires them.

@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use kvpool_auth::{AuthSettings, Authority, Role, now, peek};
 use serde::Serialize;
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -40,6 +41,8 @@ struct Shown {
     expires_in: Option<i64>,
     /// The roles anywhere, if the token is verified and taken.
     roles: Option<Vec<&'static str>>,
+    /// The patterns of the namespaces of each role; none for a role of the whole pool.
+    namespaces: BTreeMap<&'static str, Vec<String>>,
     /// Why the pool would refuse it.
     refused: Option<String>,
 }
@@ -70,18 +73,27 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<()> {
         Ok(known) if known.any_roles().is_empty() => {
             Err("the policy gives its subject no role".to_owned())
         }
-        Ok(known) => Ok(known.any_roles()),
+        Ok(known) => Ok(known),
         Err(error) => Err(error.to_string()),
     });
     let is_refused = matches!(judged, Some(Err(_)));
-    let (roles, refused) = judged.map_or((None, None), |judged| match judged {
-        Ok(roles) => (Some(roles.iter().map(Role::label).collect()), None),
-        Err(why) => (None, Some(why)),
-    });
+    let mut namespaces = BTreeMap::new();
+    let (roles, refused) = match judged {
+        None => (None, None),
+        Some(Err(why)) => (None, Some(why)),
+        Some(Ok(known)) => {
+            let roles: Vec<Role> = known.any_roles().iter().collect();
+            let of = |role: &Role| (role.label(), known.namespaces_of(*role));
+            namespaces.extend(roles.iter().map(of));
+            let roles = roles.into_iter().map(Role::label);
+            (Some(roles.collect()), None)
+        }
+    };
     let shown = Shown {
         claims,
         expires_in: expires.map(|at| at.saturating_sub(i64::try_from(now()).unwrap_or(i64::MAX))),
         roles,
+        namespaces,
         refused,
     };
     context.output.show(&shown, table)?;
@@ -89,6 +101,14 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<()> {
         anyhow::bail!("a pool with these keys and this policy refuses the token");
     }
     Ok(())
+}
+
+/// A role with its namespaces: `writer in team-a, team-b`.
+fn role_in(shown: &Shown, role: &str) -> String {
+    match shown.namespaces.get(role).map(Vec::as_slice) {
+        None | Some([]) => role.to_owned(),
+        Some(patterns) => format!("{role} in {}", patterns.join(", ")),
+    }
 }
 
 fn table(shown: &Shown) -> String {
@@ -110,7 +130,10 @@ fn table(shown: &Shown) -> String {
     });
     lines.push(match (&shown.roles, &shown.refused) {
         (_, Some(why)) => format!("refused: {why}"),
-        (Some(roles), None) => format!("verified; roles: {}", roles.join(", ")),
+        (Some(roles), None) => {
+            let roles: Vec<String> = roles.iter().map(|role| role_in(shown, role)).collect();
+            format!("verified; roles: {}", roles.join("; "))
+        }
         (None, None) => "not verified: add --dir".to_owned(),
     });
     lines.join("\n")

@@ -133,8 +133,10 @@ impl ElectionStore for EtcdStore {
             .client
             .range(Range::prefix(self.keys.members()))
             .await?;
+        let mut found = found.kvs;
+        found.sort_by_key(|member| member.modified);
         let member = |found: KeyValue| Some((self.keys.member_id(&found.key)?, found.value));
-        Ok(found.kvs.into_iter().filter_map(member).collect())
+        Ok(found.into_iter().filter_map(member).collect())
     }
 
     async fn leaders(&self) -> Result<Box<dyn Leaders>, StoreError> {
