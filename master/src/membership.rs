@@ -29,7 +29,7 @@ pub use table::{Judged, Members, Registration};
 use crate::clock::BootInstant;
 use kvpool_proto as proto;
 use kvpool_types::{
-    Epoch, GrantKey, GrantSigner, HostId, Incarnation, NodeName, ReadSigner, SegmentId,
+    Epoch, GrantKey, GrantSigner, HostId, Incarnation, Length, NodeName, ReadSigner, SegmentId,
 };
 use parking_lot::{Mutex, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -161,6 +161,8 @@ pub struct StoreNode {
     pub signer: GrantSigner,
     address: RwLock<Address>,
     segments: RwLock<Vec<SegmentId>>,
+    /// The bytes of the longest extent that any of its segments gives.
+    longest_extent: AtomicU64,
     state: AtomicU8,
     /// True while the node is about to leave, because it stops or because an operator drains it.
     drains: AtomicBool,
@@ -214,6 +216,7 @@ impl StoreNode {
             key,
             address: RwLock::default(),
             segments: RwLock::default(),
+            longest_extent: AtomicU64::new(0),
             state: AtomicU8::new(NodeState::Unreported as u8),
             drains: AtomicBool::new(false),
             stops: AtomicBool::new(false),
@@ -593,6 +596,17 @@ impl StoreNode {
 
     pub(crate) fn add_segment(&self, id: SegmentId) {
         self.segments.write().push(id);
+    }
+
+    /// The longest extent that any segment of the node gives, even an empty one.
+    pub(crate) fn longest_extent(&self) -> Length {
+        Length(self.longest_extent.load(Ordering::Acquire))
+    }
+
+    /// Notes that a segment of the node gives extents of up to `limit` bytes. An incarnation never changes its
+    /// segments.
+    pub(crate) fn gives_extents(&self, limit: u64) {
+        self.longest_extent.fetch_max(limit, Ordering::AcqRel);
     }
 
     /// The time of the node's last message.

@@ -405,6 +405,7 @@ impl Placement {
     }
 
     pub(crate) fn insert(&self, segment: Arc<Segment>) {
+        segment.node.gives_extents(segment.limit);
         self.segments.write().insert(segment.id, segment);
     }
 

@@ -324,11 +324,9 @@ impl Pool {
             let Some(mut block) = block.filter(|_| !present.get(index)) else {
                 return;
             };
-            if block
-                .replicas()
-                .iter()
-                .any(|r| readable.contains(&r.segment))
-            {
+            let length = block.length();
+            let is_readable = |r: &Replica| readable.has(r.segment, length);
+            if block.replicas().iter().any(is_readable) {
                 present.set(index);
                 if let Some(until) = lease {
                     block.lease_used(until, now, ticks.of(index));

@@ -5,7 +5,7 @@ use super::quotas::{QUOTA_PASS, QuotaWait, broken_quota, never_fits};
 use super::read::View;
 use super::{FreedReplicas, Pool};
 use crate::clock::BootInstant;
-use crate::directory::{Copies, Goal};
+use crate::directory::{Copies, Goal, Replica};
 use crate::placement::{Extents, NoRoom, PlacementHints};
 use crate::reservations::{End, Pending};
 use kvpool_types::ids::NamespaceId;
@@ -366,8 +366,9 @@ impl Pool {
             if outcome.as_ref().is_some_and(|outcome| !is_open(outcome)) {
                 return;
             }
-            let replicas = block.replicas();
-            if decides && replicas.iter().any(|r| readable.contains(&r.segment)) {
+            let (replicas, length) = (block.replicas(), block.length());
+            let is_readable = |r: &Replica| readable.has(r.segment, length);
+            if decides && replicas.iter().any(is_readable) {
                 block.touch(ticks.of(index));
                 *outcome = Some(Err(Code::Exists));
             } else {

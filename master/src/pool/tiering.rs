@@ -46,6 +46,7 @@ use super::Pool;
 use crate::clock::BootInstant;
 use crate::directory::{BlockRef, Removed};
 use crate::membership::StoreNode;
+use crate::placement::Extents;
 use crate::replica::{BlockId, Replica};
 use crate::workers::{Wake, Workers};
 use admission::Admission;
@@ -155,6 +156,21 @@ struct Use {
     emptying: Emptying,
     /// The pause before the oldest zone is emptied again.
     pause: Option<Pause>,
+    /// Whether the log has told that a copy is longer than the memory of the node.
+    is_told_of_long: bool,
+}
+
+/// The media whose copies can be read now, each with the longest extent of its node's memory. A longer copy cannot be
+/// loaded there.
+#[derive(Debug)]
+pub(super) struct Readable(HashMap<SegmentId, Length>);
+
+impl Readable {
+    /// Whether a copy of `length` bytes on a medium can be read.
+    pub(super) fn has(&self, medium: SegmentId, length: Length) -> bool {
+        let longest = self.0.get(&medium);
+        longest.is_some_and(|longest| Extents::rounded(length) <= *longest)
+    }
 }
 
 /// How far the next zone is emptied. It has the oldest copies.
@@ -177,6 +193,20 @@ impl Use {
             MediumState::MediumReady | MediumState::MediumReadOnly
         );
         serves && self.is_attached && self.node.is_readable()
+    }
+
+    /// Whether the memory of the node can take a block of `length` bytes, at least once it is empty.
+    fn fits_in_memory(&self, length: Length) -> bool {
+        Extents::rounded(length) <= self.node.longest_extent()
+    }
+
+    /// Tells once that a copy cannot be read.
+    fn tell_of_long(&mut self, medium: MediumId, length: Length) {
+        if !std::mem::replace(&mut self.is_told_of_long, true) {
+            tracing::warn!(node = %self.node.name, %medium, %length, longest = %self.node.longest_extent(),
+                "a block on the medium is longer than any segment of its node takes, and is a miss: start the node \
+                 with a larger --segment");
+        }
     }
 
     /// Whether `node` offers the medium in this session.
@@ -257,10 +287,11 @@ impl Tiering {
     }
 
     /// The media whose copies can be read now.
-    pub(super) fn readable(&self) -> HashSet<SegmentId> {
+    pub(super) fn readable(&self) -> Readable {
         let traffic = self.traffic.lock();
         let readable = traffic.uses.iter().filter(|(_, used)| used.is_readable());
-        readable.map(|(id, _)| *id).collect()
+        let longest = readable.map(|(id, used)| (*id, used.node.longest_extent()));
+        Readable(longest.collect())
     }
 
     /// When the node's media take stores: the earliest time over all media. `None` if no medium is

@@ -353,6 +353,53 @@ async fn a_drain_evicts_no_block_that_was_used_later() {
     }
 }
 
+/// The process of the node has died. The master does not know yet whether the node comes back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_of_a_node_without_a_session_evicts_nothing_before_the_node_is_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = full_and_patient(Duration::from_millis(10));
+    let (pool, _) = pool(directory.path(), config).await;
+    let b = join(&pool, "b", 2).await;
+    put_on_b(&pool, 0..BLOCKS_OF_NODE).await;
+    let a = join(&pool, "a", 1).await;
+    let moved = key(100);
+    let granted = reserve_with(&pool, &moved, BLOCK, &on("a")).await.unwrap();
+    assert_eq!(commit(&pool, &moved, BLOCK, granted).await, [Code::Ok]);
+    pool.detach(&a.node, a.session);
+    let task = pool.drain_node(&NodeName("a".into()), false).await.unwrap();
+    // The mover looks at the block every 50 ms.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(b.pulls.lock().is_empty(), "nothing can be read");
+    assert_eq!(pool.counters()["blocks_evicted_total"], 0);
+    let a = join(&pool, "a", 1).await;
+    let first = b.next().await;
+    // The session ends again before the pull does.
+    pool.detach(&a.node, a.session);
+    pool.pulled(&b.node, &[(first.ticket, Code::Unreachable)]);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(b.pulls.lock().is_empty(), "nothing can be read again");
+    let _again = join(&pool, "a", 1).await;
+    let second = b.next().await;
+    pool.pulled(&b.node, &[(second.ticket, Code::Ok)]);
+    let ended = end(&pool, &task).await;
+    assert_eq!((ended.changed, ended.failed), (1, 0), "{ended:?}");
+    assert_eq!(holders(&pool, &moved), ["b"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_of_a_node_without_a_session_reads_the_replicas_of_other_nodes() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, a, b) = with_two_replicas(directory.path(), Duration::from_millis(10)).await;
+    let c = join(&pool, "c", 3).await;
+    pool.detach(&a.node, a.session);
+    let task = pool.drain_node(&NodeName("a".into()), false).await.unwrap();
+    let pull = c.next().await;
+    assert_eq!(pull.from_incarnation[..], b.node.incarnation.to_bytes()[..]);
+    pool.pulled(&c.node, &[(pull.ticket, Code::Ok)]);
+    assert_eq!(end(&pool, &task).await.changed, 1);
+    assert_eq!(holders(&pool, &key(1)), ["b", "c"]);
+}
+
 /// The blocks of open puts on a draining node move too, whether the node stops or an operator
 /// drains it.
 #[tokio::test(flavor = "multi_thread")]

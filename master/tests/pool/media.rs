@@ -671,6 +671,33 @@ async fn a_zone_is_not_written_while_a_load_reads_it() {
     );
 }
 
+/// The high watermark is below the length of the block, and the segment is not. Then the node has more memory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_fits_in_no_memory_of_its_node_is_a_miss_at_once_until_it_fits() {
+    let cold = Cold::block(Config::default()).await;
+    let (pool, disk) = (&cold.pool, &cold.disk);
+    let node = comes_again_with(pool, disk, cold.node, BLOCK).await;
+    let is_attached = || disk.known.load(Ordering::SeqCst) == 3;
+    until("attached by its third process", is_attached).await;
+    let granted = reserve_with(pool, &key(2), KIB, &patient()).await;
+    let done = commit(pool, &key(2), KIB, granted.unwrap()).await;
+    assert_eq!(done, [Code::Ok]);
+    let keys = [key(2), key(1)];
+    let keys: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
+    assert_eq!(pool.exist(SPACE, &keys[..], true).answer, [true, false]);
+    assert_eq!(pool.match_prefix(SPACE, &keys[..], true).answer, 1);
+    let asked = Instant::now();
+    let restored = pool.restore(SPACE, &keys[..], Duration::MAX).await;
+    assert!(asked.elapsed() < Duration::from_secs(2), "no wait for room");
+    assert!(restored.left.is_empty(), "{restored:?}");
+    assert_eq!(restored.unreadable, [1]);
+    pool.end_restored(SPACE, &restored);
+    assert_eq!(disk.loads.load(Ordering::SeqCst), 0);
+    assert_eq!(pool.counters()["blocks_evicted_total"], 0);
+    let _node = comes_again(pool, disk, node).await;
+    assert!(comes_back(pool, 1).await, "its memory takes the block");
+}
+
 /// The version of the block of key 1 in memory.
 fn version_in_memory(pool: &Pool) -> Option<Version> {
     let keys = [key(1)];

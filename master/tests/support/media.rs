@@ -318,8 +318,20 @@ pub(crate) fn lru() -> Config {
     }
 }
 
-/// The node ends with its blocks on its medium, and starts again.
+/// The node ends with its blocks on its medium, and starts again. Its copies can be read.
 pub(crate) async fn comes_again(pool: &Arc<Pool>, disk: &Arc<Disk>, node: Node) -> Node {
+    let node = comes_again_with(pool, disk, node, 8 * MIB).await;
+    wait_for_media(pool, 1..2).await;
+    node
+}
+
+/// The node ends with its blocks on its medium, and starts again with this much memory.
+pub(crate) async fn comes_again_with(
+    pool: &Arc<Pool>,
+    disk: &Arc<Disk>,
+    node: Node,
+    bytes: u64,
+) -> Node {
     disk.is_demoted.store(false, Ordering::SeqCst);
     pool.draining(&node.node, false);
     until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
@@ -327,9 +339,7 @@ pub(crate) async fn comes_again(pool: &Arc<Pool>, disk: &Arc<Disk>, node: Node) 
     let life = node.node.incarnation.0 + 1;
     drop(node);
     until("swept", || pool.blocks() == 0).await;
-    let node = join(pool, "n", life, 8 * MIB, disk, 32 * MIB, 4 * MIB).await;
-    wait_for_media(pool, 1..2).await;
-    node
+    join(pool, "n", life, bytes, disk, 32 * MIB, 4 * MIB).await
 }
 
 /// A pool whose only block, of key 1, lies only on a medium, on a node in its second incarnation.

@@ -287,8 +287,8 @@ impl World {
         let mut order = Box::pin(async move { of.drain_node(&name, force).await });
         // The order is judged before it waits for anything.
         let answer = poll_fn(|context| Poll::Ready(order.as_mut().poll(context))).await;
-        // The drain begins with the order, long before the node stops.
-        if drains::drains(&pool, node) {
+        // The drain begins with the order, long before the node stops. The order may wait for the node's session.
+        if answer.is_pending() || drains::drains(&pool, node) {
             let ssd = self.ssds.get(number).into_iter();
             ssd.for_each(|ssd| ssd.ledger.drain());
         }

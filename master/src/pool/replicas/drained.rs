@@ -12,14 +12,29 @@ use kvpool_types::Code;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tokio::time::{Instant, sleep};
 
 /// The least time between two looks at the blocks of draining nodes.
 const LOOK: Duration = Duration::from_secs(1);
 /// The least time between two looks, as a multiple of the last look's duration. A look scans all
 /// blocks, and the mover has other work.
 const LOOK_REST: u32 = 20;
+/// How long a drain waits for the next session of its node before it begins. A node that has died is usually suspect by
+/// then.
+const SETTLES: Duration = Duration::from_secs(2);
+const POLL: Duration = Duration::from_millis(20);
 
 impl Pool {
+    /// Waits while a node without a session is not suspect yet. The caller of a drain then sees at once that a dead
+    /// node is silent.
+    pub(super) async fn session_settles(&self, node: &StoreNode) {
+        let until = Instant::now() + SETTLES;
+        let may_be_dead = || node.is_readable() && !node.is_connected();
+        while may_be_dead() && Instant::now() < until && !self.is_stopping() {
+            sleep(POLL).await;
+        }
+    }
+
     /// Refuses the drain of the last node that takes blocks, if blocks would leave with it. A node
     /// that already drains takes no blocks, so a repeated drain is not refused.
     pub(super) async fn check_drain(

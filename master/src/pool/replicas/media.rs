@@ -152,7 +152,7 @@ impl Pool {
                     }
                     None if restored.unreadable.contains(&index) => failed(
                         Code::Unreachable,
-                        "the copy on the medium cannot be read now",
+                        "the copy on the medium cannot be read now, or is longer than the memory of its node",
                     ),
                     None if restored.left.contains(&index) => failed(
                         Code::Full,

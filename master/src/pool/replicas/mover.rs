@@ -347,6 +347,9 @@ impl Pool {
 
     /// The replicas of a block that can be read now, in the order of the attempts. `of_wish` is the
     /// replica that the task moves or drops.
+    ///
+    /// A node without a session may be dead. Room for a block of it would be made in vain, so the block waits as for
+    /// a suspect node.
     fn sources(
         &self,
         work: &Work,
@@ -361,11 +364,12 @@ impl Pool {
                 .iter()
                 .filter(|r| !self.is_hidden(&hidden, r, found.moved.version));
             let readable = readable.filter_map(|r| Some((*r, node_of(r)?)));
-            readable.filter(|(_, node)| node.is_readable()).collect()
+            let is_heard = |node: &StoreNode| node.is_readable() && node.is_connected();
+            readable.filter(|(_, node)| is_heard(node)).collect()
         };
-        // The node of the replica that moves may leave too, so other replicas are read first. A
-        // node without a session may be dead. After a failure the next replica is read.
-        readable.sort_by_key(|(replica, node)| (!node.is_connected(), Some(replica) == of_wish));
+        // The node of the replica that moves may leave too, so other replicas are read first. After a
+        // failure the next replica is read.
+        readable.sort_by_key(|(replica, _)| Some(replica) == of_wish);
         let tried = usize::from(work.failures) % readable.len().max(1);
         readable.rotate_left(tried);
         readable

@@ -316,13 +316,18 @@ impl Pool {
             task,
             work,
             block,
+            source_node,
             target,
             ..
         } = pull;
         tracing::debug!(key = %block.key.shown(), node = %target.name, %code, "replica not pulled");
-        try_again(&task, work, self.now(), code, || {
-            format!("node {} could not copy the block: {code}", target.name)
-        });
+        let now = self.now();
+        let why = || format!("node {} could not copy the block: {code}", target.name);
+        // The source has probably died. The block waits for its next session, or is read from another replica.
+        if code == Code::Unreachable && !source_node.is_connected() {
+            return task.try_later(work, now.after(RETRY), (code, why()));
+        }
+        try_again(&task, work, now, code, why);
     }
 
     /// Frees the extent of a pull that leaves no replica. Its node fences it first.

@@ -347,6 +347,7 @@ impl Pool {
             namespaces: offer.namespaces.clone(),
             emptying: Emptying::Logging,
             pause: None,
+            is_told_of_long: false,
         };
         if let Some(medium) = self.tier.medium(id) {
             let now = self.now();

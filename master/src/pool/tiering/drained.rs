@@ -5,6 +5,7 @@
 //! the evictor evicts a block there only if a copy will outlive the node's memory.
 
 use super::super::Pool;
+use super::Readable;
 use crate::directory::{BlockRef, Removed, Single, Tick};
 use crate::membership::StoreNode;
 use crate::placement::extents::{Range, Use};
@@ -46,7 +47,7 @@ struct Leaving<'n> {
     segment: SegmentId,
     own: Vec<SegmentId>,
     /// The media whose copies can be read now.
-    readable: HashSet<SegmentId>,
+    readable: Readable,
     /// The node's media that empty no zone any more, because the node has been told that all their copies
     /// stay.
     fixed: HashSet<SegmentId>,
@@ -257,15 +258,19 @@ impl Pool {
         version: Version,
         leaving: &Leaving<'_>,
     ) -> bool {
-        let mut at = None;
+        let mut found = None;
         self.tier
             .directory()
             .visit(namespace, &[key.as_ref()], |_, block| {
                 let copy = block.filter(|block| block.version() == version);
-                let first = |block: BlockRef<'_>| block.replicas().first().copied();
-                at = copy.and_then(|copy| first(copy.view()));
+                let first = |block: BlockRef<'_>| {
+                    Some((block.replicas().first().copied()?, block.length()))
+                };
+                found = copy.and_then(|copy| first(copy.view()));
             });
-        let Some(at) = at.filter(|at: &Replica| leaving.readable.contains(&at.segment)) else {
+        let is_readable =
+            |(at, length): &(Replica, Length)| leaving.readable.has(at.segment, *length);
+        let Some((at, _)) = found.filter(is_readable) else {
             return false;
         };
         let Some(medium) = self.tier.medium(at.segment) else {

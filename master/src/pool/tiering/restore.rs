@@ -48,7 +48,8 @@ pub struct Restored {
     /// The indices of the keys whose blocks can be read from a medium but are not in memory. Memory had no
     /// room for them, or their loads are in progress.
     pub left: Vec<usize>,
-    /// The indices of the keys whose blocks are only on media that cannot be read now.
+    /// The indices of the keys whose blocks are only on media that cannot be read now, or are longer than the memory of
+    /// their nodes.
     pub unreadable: Vec<usize>,
 }
 
@@ -154,7 +155,7 @@ enum Begun {
     AtQuota,
     /// The block exceeds a hard quota of the namespace by itself.
     NeverFits,
-    /// The copy cannot be read now.
+    /// The copy cannot be read now, or the memory of its node can never take it.
     Unreadable,
     /// A put that replaces the block is committing. The load would not be recorded.
     KeyChanges,
@@ -629,10 +630,15 @@ impl Pool {
             return Begun::Unreadable;
         };
         // The wait for the loads of a medium that hangs ends here.
-        let used = traffic.uses.get(&at.segment);
+        let used = traffic.uses.get_mut(&at.segment);
         let Some(used) = used.filter(|used| used.is_readable()) else {
             return Begun::Unreadable;
         };
+        // No eviction makes room for it. The medium may come to a node with more memory.
+        if !used.fits_in_memory(block.length) {
+            used.tell_of_long(medium.medium, block.length);
+            return Begun::Unreadable;
+        }
         let going = traffic.loading.get(&(*copy, block.version));
         let going = going.map(|load| load.ticket);
         // After the end of the load that was seen, another lookup may have begun the next one.

@@ -131,6 +131,7 @@ fn in_use(node: &Arc<StoreNode>, session: u64) -> Use {
         namespaces: Vec::new(),
         emptying: Emptying::Idle,
         pause: None,
+        is_told_of_long: false,
     }
 }
 
