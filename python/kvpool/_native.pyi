@@ -209,7 +209,8 @@ class Pool:
         nodes on this host next.
         `soft_pin`: seconds for which the blocks are evicted after all others. `hard_pin`: never evict the
         blocks.
-        `upsert`: write a new version of blocks that are present; the result is True.
+        `upsert`: write a new version of blocks that are present; the result is True. Of several blocks with one
+        key the last is written.
         `timeout`: seconds for the whole call, including the wait for room in a full pool.
         """
 
