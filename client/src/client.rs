@@ -193,7 +193,8 @@ impl Client {
     /// # Errors
     ///
     /// Per block: [`GetError::BufferTooSmall`], or [`GetError::Failed`] with the code of the last attempt
-    /// when no replica could be read within the timeout. An absent block is [`GetOutcome::Miss`].
+    /// when no replica could be read within the timeout. Buffers of one block that overlap are
+    /// [`Code::InvalidArgument`]. An absent block is [`GetOutcome::Miss`].
     ///
     /// # Cancellation
     ///

@@ -348,6 +348,7 @@ impl Pool {
     ///
     /// The memory must be at least as long as the block; bytes after the block's end do not change. The bytes
     /// are verified against the checksum of the writer. Without a hit the content of the memory is undefined.
+    /// The buffers of one block must not overlap. If those of different blocks do, the shared bytes are undefined.
     ///
     /// `timeout`: seconds for the whole call.
     /// `release`: wait until the master has ended the call's leases, and cache no locations. Otherwise the
