@@ -36,7 +36,7 @@ pub(crate) use listing::Listing;
 pub(crate) use namespaces::NamespaceInfo;
 use open::{Connection, OpenHold};
 use options::{ConnectTimes, Names, PutWords, connect_options, some_seconds};
-pub(crate) use options::{Whole, seconds};
+pub(crate) use options::{Int, Whole, seconds};
 use outcomes::{Planned, answers, finish, merge, only, plan_one, read_parents, truth, uneven};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
