@@ -217,10 +217,15 @@ impl Rules {
             path: settings.jwks.clone(),
             problem,
         })?;
-        let policy = Policy::parse(&texts.1).map_err(|source| AuthorityError::Policy {
+        let unusable = |source| AuthorityError::Policy {
             path: settings.policy.clone(),
             source,
-        })?;
+        };
+        let policy = Policy::parse(&texts.1).map_err(unusable)?;
+        // Some editors empty a file before they write it. Such a file must not lock out all callers.
+        if policy.is_empty() {
+            return Err(unusable(PolicyError::NoRule));
+        }
         Ok(Self {
             keys,
             policy,

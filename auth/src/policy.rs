@@ -19,6 +19,9 @@ pub enum PolicyError {
     /// The text is not a policy.
     #[error("{0}")]
     Unreadable(String),
+    /// The policy gives nobody a role.
+    #[error("it has no rule: every caller would be refused")]
+    NoRule,
     /// A rule can never apply, or has no effect.
     #[error("rule {number}: {problem}")]
     Rule {
@@ -92,6 +95,11 @@ impl Policy {
             }
         }
         Ok(policy)
+    }
+
+    /// Whether it has no rule, and so refuses every caller.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.rules.is_empty()
     }
 
     /// Whether a rule names exactly this subject, and no claims.

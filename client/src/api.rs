@@ -61,6 +61,9 @@ pub struct GetBlock<B = Slice> {
     /// The buffers that receive the block's bytes, in order. Together they must be at least as long as the
     /// block. The get does not change bytes beyond the block's end. Unless the outcome is a hit, the contents
     /// of the buffers are undefined.
+    ///
+    /// A get whose buffers overlap fails. Buffers of different blocks are not compared. If these overlap, the
+    /// shared bytes are undefined, also after hits.
     pub buffers: Vec<B>,
 }
 

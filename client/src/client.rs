@@ -130,7 +130,8 @@ impl Client {
 
     /// Puts blocks: one outcome per block, in order. A present block stays unchanged unless
     /// [`PutOptions::upsert`] is set. Of several blocks with one key the first is put, or with
-    /// `upsert` the last. A put waits for free room within its timeout.
+    /// `upsert` the last. With `upsert` all of them have the outcome of the last. A put waits for free room
+    /// within its timeout.
     ///
     /// # Errors
     ///
@@ -192,7 +193,8 @@ impl Client {
     /// # Errors
     ///
     /// Per block: [`GetError::BufferTooSmall`], or [`GetError::Failed`] with the code of the last attempt
-    /// when no replica could be read within the timeout. An absent block is [`GetOutcome::Miss`].
+    /// when no replica could be read within the timeout. Buffers of one block that overlap are
+    /// [`Code::InvalidArgument`]. An absent block is [`GetOutcome::Miss`].
     ///
     /// # Cancellation
     ///

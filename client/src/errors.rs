@@ -206,6 +206,14 @@ impl RemoveError {
 }
 
 impl GetError {
+    /// The buffers of one block share bytes.
+    pub(crate) fn overlapping() -> Self {
+        Self::Failed {
+            code: Code::InvalidArgument,
+            message: "the buffers of one block overlap".to_owned(),
+        }
+    }
+
     /// The stable code.
     pub const fn code(&self) -> Code {
         match self {

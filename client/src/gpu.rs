@@ -16,6 +16,8 @@ use crate::Client;
 use crate::api::{GetBlock, GetOptions, GetOutcome, PutBlock, PutOptions, PutOutcome};
 use crate::clock::Deadline;
 use crate::errors::{GetError, PutError};
+use crate::get::count;
+use crate::overlap::share_bytes;
 use crate::put::parents_cross;
 use futures::StreamExt;
 use futures::stream;
@@ -157,11 +159,14 @@ impl Client {
     /// As [`Client::batch_get`]. A copy that the driver has begun runs to its end.
     pub async fn batch_get_gpu(
         &self,
-        blocks: Vec<GetBlock<GpuSlice>>,
+        mut blocks: Vec<GetBlock<GpuSlice>>,
         options: &GetOptions,
     ) -> Vec<Result<GetOutcome, GetError>> {
         let timeout = options.timeout.unwrap_or(self.inner.options.timeouts.get);
         let deadline = Deadline::after(timeout);
+        let overlapping: Vec<bool> = blocks.iter().map(is_overlapping).collect();
+        let mut refused = overlapping.iter();
+        blocks.retain(|_| refused.next() == Some(&false));
         let groups = groups(blocks, |block| &block.buffers);
         let gets = groups.into_iter().map(async |group| {
             let count = group.blocks.len();
@@ -172,7 +177,13 @@ impl Client {
                 }
             }
         });
-        in_turn(gets).await
+        let mut outcomes = in_turn(gets).await;
+        for (at, _) in overlapping.iter().enumerate().filter(|(_, is)| **is) {
+            let refused = Err(GetError::overlapping());
+            count(&self.inner.counting, &refused);
+            outcomes.insert(at, refused);
+        }
+        outcomes
     }
 
     async fn put_group(
@@ -422,6 +433,12 @@ fn groups<T>(blocks: Vec<T>, buffers: impl Fn(&T) -> &Vec<GpuSlice>) -> Vec<Grou
         }
     }
     groups
+}
+
+/// Whether the buffers of a block share bytes.
+fn is_overlapping(block: &GetBlock<GpuSlice>) -> bool {
+    let slices = block.buffers.iter();
+    block.buffers.len() > 1 && share_bytes(slices.map(|it| (it.range.address, it.length().0)))
 }
 
 /// The device ranges of a block, and their total length.

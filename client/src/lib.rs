@@ -136,6 +136,7 @@ mod locate;
 mod message_limits;
 mod namespaces;
 mod options;
+mod overlap;
 mod packed;
 mod put;
 mod queries;

@@ -88,12 +88,14 @@ pub(crate) async fn put(
                 .cloned()
                 .flatten()
                 .unwrap_or_else(|| Err(unanswered()));
-            // The block that was put has this outcome. The other blocks of its key were present.
-            let outcome = match put_at.get(*slot) == Some(&at) {
+            // The block that was put has this outcome. To a put the later blocks of its key were present. To an
+            // upsert the earlier blocks were written and then replaced, as in calls of their own.
+            let was_put = put_at.get(*slot) == Some(&at);
+            let outcome = match was_put || options.upsert {
                 true => outcome,
                 false => outcome.map(|_| PutOutcome::Present),
             };
-            count(&inner.counting, &outcome);
+            count(&inner.counting, &outcome, was_put);
             outcome
         })
         .collect()
@@ -211,10 +213,11 @@ fn unanswered() -> PutError {
     }
 }
 
-fn count(counting: &Counting, outcome: &Result<PutOutcome, PutError>) {
+/// Counts the outcome of one block. `moved`: its bytes were to be moved, and not those of another block of its key.
+fn count(counting: &Counting, outcome: &Result<PutOutcome, PutError>, moved: bool) {
     Counting::one(match outcome {
-        Ok(PutOutcome::Stored { .. }) => &counting.puts_stored,
-        Ok(PutOutcome::Present) => &counting.puts_present,
+        Ok(PutOutcome::Stored { .. }) if moved => &counting.puts_stored,
+        Ok(_) => &counting.puts_present,
         Err(_) => &counting.put_errors,
     });
 }

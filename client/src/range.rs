@@ -10,6 +10,7 @@ use crate::clock::{BootTime, Deadline};
 use crate::context::ClientContext;
 use crate::errors::GetError;
 use crate::get::{Renewal, count};
+use crate::overlap;
 use crate::replica_retry::{ReplicaRetry, Target};
 use crate::replicas::part_of;
 use kvpool_transport::checksum::combine_chunks;
@@ -40,6 +41,7 @@ async fn get(
     buffers: &[Slice],
     deadline: Deadline,
 ) -> Result<GetOutcome, GetError> {
+    overlap::check(buffers)?;
     let length = total_length(buffers);
     let mut retry = ReplicaRetry::new(inner, key, deadline, None);
     loop {

@@ -28,13 +28,23 @@ impl fmt::Display for Signal {
 /// The process catches the signals from this call on, not from the first poll. So no signal is lost while the daemon
 /// starts, and no signal ends the process by itself. Must be called inside a tokio runtime. Fails when the handlers
 /// cannot be installed.
+///
+/// SIGHUP ends nothing: a closed terminal and a request to read settings again send it. While the future is polled,
+/// each is logged.
 pub fn shutdown() -> io::Result<impl Future<Output = Signal> + Send + 'static> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
     Ok(async move {
-        tokio::select! {
-            _ = terminate.recv() => Signal::Terminate,
-            _ = interrupt.recv() => Signal::Interrupt,
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => return Signal::Terminate,
+                _ = interrupt.recv() => return Signal::Interrupt,
+                Some(()) = hangup.recv() => tracing::info!(
+                    "SIGHUP: the files of --auth-jwks, --auth-policy, --token-file and --tls-* are read again by \
+                     themselves; other settings need a restart"
+                ),
+            }
         }
     })
 }
@@ -44,7 +54,7 @@ mod tests {
     use super::*;
     use rustix::process::{getpid, kill_process};
 
-    // One test for both: signals go to the whole process, so two would hear each other's.
+    // One test for all: signals go to the whole process, so two would hear each other's.
     #[tokio::test]
     async fn it_ends_on_either_signal_and_says_which() {
         for (sent, heard) in [
@@ -52,6 +62,7 @@ mod tests {
             (rustix::process::Signal::INT, Signal::Interrupt),
         ] {
             let shutdown = shutdown().unwrap();
+            kill_process(getpid(), rustix::process::Signal::HUP).unwrap();
             kill_process(getpid(), sent).unwrap();
             assert_eq!(shutdown.await, heard);
         }

@@ -64,9 +64,12 @@ pub enum TelemetryError {
 pub fn init(format: LogFormat, default_filter: &str) -> Result<(), TelemetryError> {
     let from_env = std::env::var(FILTER_VARIABLE).ok();
     let filter = filter(from_env.as_deref(), default_filter)?;
+    // A line that cannot be written is lost. A report of this to standard error would panic, for example after the
+    // terminal has closed.
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
+        .log_internal_errors(false)
         .with_writer(std::io::stderr);
     match format {
         LogFormat::Text => builder.try_init(),
@@ -92,6 +95,7 @@ pub fn init_with_export(
     let (spans, export) = kvpool_trace::layer(endpoint, service)?;
     let lines = tracing_subscriber::fmt::layer()
         .with_ansi(std::io::stderr().is_terminal())
+        .log_internal_errors(false)
         .with_writer(std::io::stderr);
     let lines = match format {
         LogFormat::Text => lines.with_filter(filter).boxed(),

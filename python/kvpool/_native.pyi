@@ -209,7 +209,8 @@ class Pool:
         nodes on this host next.
         `soft_pin`: seconds for which the blocks are evicted after all others. `hard_pin`: never evict the
         blocks.
-        `upsert`: write a new version of blocks that are present; the result is True.
+        `upsert`: write a new version of blocks that are present; the result is True. Of several blocks with one
+        key the last is written.
         `timeout`: seconds for the whole call, including the wait for room in a full pool.
         """
 
@@ -247,6 +248,7 @@ class Pool:
 
         The memory must be at least as long as the block; bytes after the block's end do not change. The bytes
         are verified against the checksum of the writer. Without a hit the content of the memory is undefined.
+        The buffers of one block must not overlap. If those of different blocks do, the shared bytes are undefined.
 
         `timeout`: seconds for the whole call.
         `release`: wait until the master has ended the call's leases, and cache no locations. Otherwise the

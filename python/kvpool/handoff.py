@@ -300,7 +300,8 @@ class Session(_Closed):
 
     Raises InvalidArgumentError for memory that is not this process's, for parts that the ranks cannot share evenly,
     and for a value out of range. Raises OSError if the session cannot listen. After `close` all other methods
-    raise ClosedError. In a child made by fork they raise ForkedError.
+    raise ClosedError. In a child made by fork they raise ForkedError. Every method raises InvalidArgumentError for
+    an int that is negative or too large.
     """
 
     def __init__(
@@ -452,9 +453,10 @@ class Session(_Closed):
         each stage of prefill, by default those of this session. `aux`: whether to ask for the slot of metadata.
         `timeout`: the longest time of the request, in seconds. `patience`: how long prefill may take to open
         its room, in seconds, 30 by default. Raises InvalidArgumentError for a page that does not exist or is
-        named twice, and for numbers of ranks or layers that do not fit."""
+        named twice, for an address that is no "host:port", and for numbers of ranks or layers that do not
+        fit."""
         stages = self._stages if prefill_layers is None else list(prefill_layers)
-        ranks = max(1, len(senders) // len(stages)) if prefill_tp is None else prefill_tp
+        ranks = max(1, len(senders) // max(1, len(stages))) if prefill_tp is None else prefill_tp
         native = self._native.receive(
             room, list(pages), held, list(senders), ranks, stages, aux, timeout, patience
         )

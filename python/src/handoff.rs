@@ -13,6 +13,7 @@ use crate::errors::Fault;
 use crate::home::{Home, Resident, end_aside};
 use crate::loan::Loan;
 use crate::mapped::{Use, is_mapped};
+use crate::pool::Int;
 use kvpool_handoff::aux::{AuxField, AuxLayout};
 use kvpool_handoff::bootstrap::BootstrapServer;
 use kvpool_handoff::plan::{Stages, StateRule, StateShape};
@@ -39,7 +40,14 @@ const MAX_TIMEOUT: f64 = 86_400.0;
 const SIGNALS: Duration = Duration::from_millis(50);
 
 /// A state: name, layer, base, pages, rule, and the shape as (outer, parts, part_bytes).
-type StateTuple = (String, u32, usize, u32, String, (u64, u64, u64));
+type StateTuple = (
+    String,
+    Int<u32>,
+    Int<usize>,
+    Int<u32>,
+    String,
+    (Int<u64>, Int<u64>, Int<u64>),
+);
 
 /// One process's end of its hand-offs.
 #[pyclass(frozen, module = "kvpool._native")]
@@ -95,6 +103,24 @@ fn invalid(error: impl std::fmt::Display) -> PyErr {
     Fault::invalid(error.to_string()).into()
 }
 
+/// The numbers of a list.
+fn numbers(list: Vec<Int<u32>>) -> Vec<u32> {
+    list.into_iter().map(|number| number.0).collect()
+}
+
+/// Refuses an address without a host or a port. No peer is ever found there.
+fn check_address(address: &str) -> PyResult<()> {
+    let is_host = |host: &str| match host.strip_prefix('[') {
+        Some(rest) => rest.ends_with(']'),
+        None => !host.is_empty() && !host.contains(':'),
+    };
+    let is_port = |port: &str| port.parse::<u16>().is_ok_and(|port| port > 0);
+    match address.rsplit_once(':') {
+        Some((host, port)) if is_host(host) && is_port(port) => Ok(()),
+        _ => Err(invalid(format!("{address:?} is no address host:port"))),
+    }
+}
+
 fn rule(name: &str) -> PyResult<StateRule> {
     match name {
         "slice" => Ok(StateRule::Slice),
@@ -116,18 +142,22 @@ impl HandoffSession {
     fn new(
         py: Python<'_>,
         states: Vec<StateTuple>,
-        page_tokens: u32,
-        listen: (String, u16),
+        page_tokens: Int<u32>,
+        listen: (String, Int<u16>),
         advertise: Option<String>,
         name: String,
         secret: &str,
-        tensor: (u32, u32),
-        pipeline: (u32, Vec<u32>),
-        hidden_bytes: u32,
+        tensor: (Int<u32>, Int<u32>),
+        pipeline: (Int<u32>, Vec<Int<u32>>),
+        hidden_bytes: Int<u32>,
         failure_probability: f64,
-        pins: (Option<u64>, u8, f64),
+        pins: (Option<Int<u64>>, Int<u8>, f64),
     ) -> PyResult<Self> {
-        let (pages, reserve_percent, back_off) = pins;
+        let (pages, Int(reserve_percent), back_off) = pins;
+        let pages = pages.map(|pages| pages.0);
+        let (Int(page_tokens), Int(hidden_bytes)) = (page_tokens, hidden_bytes);
+        let (host, Int(port)) = listen;
+        let tensor = (tensor.0.0, tensor.1.0);
         if reserve_percent > 100 || !(0.0..=MAX_TIMEOUT).contains(&back_off) {
             return Err(invalid(format!(
                 "a reserve of {reserve_percent} % or a back-off of {back_off} s is out of range"
@@ -137,7 +167,7 @@ impl HandoffSession {
             return Err(invalid(format!("{failure_probability} is no probability")));
         }
         let resident = Resident::new()?;
-        let (stage, layers) = pipeline;
+        let (stage, layers) = (pipeline.0.0, numbers(pipeline.1));
         let stages = Stages::new(&layers).map_err(invalid)?;
         if stages.stage(stage).is_none() || tensor.0 >= tensor.1 {
             return Err(invalid(format!(
@@ -149,7 +179,8 @@ impl HandoffSession {
         }
         let loan = Loan::new();
         let (mut regions, mut memories) = (Vec::new(), Vec::new());
-        for (name, layer, base, pages, kind, (outer, parts, part_bytes)) in states {
+        for (name, Int(layer), Int(base), Int(pages), kind, shape) in states {
+            let (Int(outer), Int(parts), Int(part_bytes)) = shape;
             let shape = StateShape::new(rule(&kind)?, outer, parts, part_bytes).map_err(invalid)?;
             let page = shape.page_bytes(tensor.1).map_err(invalid)?;
             let bytes = page.checked_mul(u64::from(pages));
@@ -194,7 +225,7 @@ impl HandoffSession {
             ..HandoffOptions::default()
         };
         let session = py.detach(|| {
-            let listener = TcpListener::bind((listen.0.as_str(), listen.1))?;
+            let listener = TcpListener::bind((host.as_str(), port))?;
             Session::start(listener, memory, options)
         });
         let session = session.map_err(|error| PyOSError::new_err(error.to_string()))?;
@@ -229,36 +260,38 @@ impl HandoffSession {
     }
 
     /// Declines a request.
-    fn decline(&self, room: u64, senders: Vec<String>, no_pages: bool) -> PyResult<()> {
+    fn decline(&self, room: Int<u64>, senders: Vec<String>, no_pages: bool) -> PyResult<()> {
         let reason = match no_pages {
             true => DeclineReason::NoPages,
             false => DeclineReason::NotWanted,
         };
-        let declined = self.session()?.decline(RoomId(room), &senders, reason);
+        let declined = self.session()?.decline(RoomId(room.0), &senders, reason);
         declined.map_err(|error| fault(&error))
     }
 
     fn send(
         &self,
-        room: u64,
-        pages: Vec<u32>,
-        decode_tp: u32,
+        room: Int<u64>,
+        pages: Vec<Int<u32>>,
+        decode_tp: Int<u32>,
         timeout: f64,
         patience: Option<f64>,
     ) -> PyResult<HandoffSending> {
-        let times = times(timeout, patience)?;
-        self.sending(self.session()?.send(RoomId(room), pages, decode_tp, times))
+        let (times, pages) = (times(timeout, patience)?, numbers(pages));
+        let session = self.session()?;
+        self.sending(session.send(RoomId(room.0), pages, decode_tp.0, times))
     }
 
     fn offer(
         &self,
-        room: u64,
-        pages: Vec<u32>,
-        decode_tp: u32,
+        room: Int<u64>,
+        pages: Vec<Int<u32>>,
+        decode_tp: Int<u32>,
         timeout: f64,
     ) -> PyResult<HandoffSending> {
-        let until = deadline(timeout)?;
-        self.sending(self.session()?.offer(RoomId(room), pages, decode_tp, until))
+        let (until, pages) = (deadline(timeout)?, numbers(pages));
+        let session = self.session()?;
+        self.sending(session.offer(RoomId(room.0), pages, decode_tp.0, until))
     }
 
     #[allow(
@@ -267,23 +300,24 @@ impl HandoffSession {
     )]
     fn receive(
         &self,
-        room: u64,
-        pages: Vec<u32>,
-        held: u32,
+        room: Int<u64>,
+        pages: Vec<Int<u32>>,
+        held: Int<u32>,
         senders: Vec<String>,
-        prefill_tp: u32,
-        prefill_layers: Vec<u32>,
+        prefill_tp: Int<u32>,
+        prefill_layers: Vec<Int<u32>>,
         aux: bool,
         timeout: f64,
         patience: Option<f64>,
     ) -> PyResult<HandoffReceiving> {
         let session = self.session()?;
-        let stages = Stages::new(&prefill_layers).map_err(invalid)?;
-        let of_prefill = (prefill_tp, &stages);
+        senders.iter().try_for_each(|it| check_address(it))?;
+        let stages = Stages::new(&numbers(prefill_layers)).map_err(invalid)?;
+        let of_prefill = (prefill_tp.0, &stages);
         let times = times(timeout, patience)?;
         let receiving = session.receive(
-            RoomId(room),
-            (held, pages),
+            RoomId(room.0),
+            (held.0, numbers(pages)),
             &senders,
             of_prefill,
             aux,
@@ -409,9 +443,13 @@ impl HandoffSending {
         Ok(told(&self.here()?.state()))
     }
 
-    fn produced(&self, pages: (u32, u32), layers: Option<(u32, u32)>) -> PyResult<()> {
-        let layers = layers.map_or(self.here()?.layers(), |(first, end)| first..end);
-        let produced = self.here()?.produced(pages.0..pages.1, layers);
+    fn produced(
+        &self,
+        pages: (Int<u32>, Int<u32>),
+        layers: Option<(Int<u32>, Int<u32>)>,
+    ) -> PyResult<()> {
+        let layers = layers.map_or(self.here()?.layers(), |(first, end)| first.0..end.0);
+        let produced = self.here()?.produced(pages.0.0..pages.1.0, layers);
         produced.map_err(|error| fault(&error))
     }
 
@@ -465,7 +503,7 @@ pub(crate) struct HandoffBootstrap {
 #[pymethods]
 impl HandoffBootstrap {
     #[new]
-    fn new(py: Python<'_>, host: &str, port: u16) -> PyResult<Self> {
+    fn new(py: Python<'_>, host: &str, port: Int<u16>) -> PyResult<Self> {
         let resident = Resident::new()?;
         let started = py.detach(|| {
             let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -474,7 +512,7 @@ impl HandoffBootstrap {
                 .enable_all()
                 .build()?;
             let server = runtime.block_on(async {
-                let listener = tokio::net::TcpListener::bind((host, port)).await?;
+                let listener = tokio::net::TcpListener::bind((host, port.0)).await?;
                 BootstrapServer::start(listener, RegistryOptions::default())
             })?;
             std::io::Result::Ok((server, runtime))
@@ -527,8 +565,8 @@ impl Drop for HandoffBootstrap {
 
 /// The byte ranges of the fields in a slot of metadata, as (name, begin, end), and the length of the slot.
 #[pyfunction]
-pub(crate) fn handoff_aux_layout(hidden_bytes: u32) -> (Vec<(String, u64, u64)>, u64) {
-    let layout = AuxLayout::new(hidden_bytes);
+pub(crate) fn handoff_aux_layout(hidden_bytes: Int<u32>) -> (Vec<(String, u64, u64)>, u64) {
+    let layout = AuxLayout::new(hidden_bytes.0);
     let place = |field: &AuxField| {
         let range = layout.range(*field);
         (field.name().to_owned(), range.start, range.end)

@@ -36,7 +36,7 @@ pub(crate) use listing::Listing;
 pub(crate) use namespaces::NamespaceInfo;
 use open::{Connection, OpenHold};
 use options::{ConnectTimes, Names, PutWords, connect_options, some_seconds};
-pub(crate) use options::{Whole, seconds};
+pub(crate) use options::{Int, Whole, seconds};
 use outcomes::{Planned, answers, finish, merge, only, plan_one, read_parents, truth, uneven};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
@@ -271,7 +271,8 @@ impl Pool {
     /// nodes on this host next.
     /// `soft_pin`: seconds for which the blocks are evicted after all others. `hard_pin`: never evict the
     /// blocks.
-    /// `upsert`: write a new version of blocks that are present; the result is True.
+    /// `upsert`: write a new version of blocks that are present; the result is True. Of several blocks with one
+    /// key the last is written.
     /// `timeout`: seconds for the whole call, including the wait for room in a full pool.
     #[pyo3(signature = (keys, blocks, *, parents=None, replicas=Whole::ONE, preferred_node=None,
         prefer_same_host=false, soft_pin=None, hard_pin=false, upsert=false, timeout=None))]
@@ -347,6 +348,7 @@ impl Pool {
     ///
     /// The memory must be at least as long as the block; bytes after the block's end do not change. The bytes
     /// are verified against the checksum of the writer. Without a hit the content of the memory is undefined.
+    /// The buffers of one block must not overlap. If those of different blocks do, the shared bytes are undefined.
     ///
     /// `timeout`: seconds for the whole call.
     /// `release`: wait until the master has ended the call's leases, and cache no locations. Otherwise the

@@ -212,6 +212,45 @@ def test_bad_arguments_have_typed_errors() -> None:
     assert sending.poll is handoff.Poll.FAILED and sending.released
 
 
+def test_an_int_out_of_range_is_an_invalid_argument() -> None:
+    here = memory()
+    with session(here) as one:
+        sending = one.send(1, [0, 1])
+        for wrong in (-1, 2**64):
+            for call in (
+                lambda number=wrong: one.send(number, [0]),
+                lambda number=wrong: one.send(2, [number]),
+                lambda number=wrong: one.send(2, [0], decode_tp=number),
+                lambda number=wrong: one.offer(number, [0]),
+                lambda number=wrong: one.receive(number, [0], [one.address]),
+                lambda number=wrong: one.receive(2, [number], [one.address]),
+                lambda number=wrong: one.receive(2, [0], [one.address], held=number),
+                lambda number=wrong: one.receive(2, [0], [one.address], prefill_layers=[number]),
+                lambda number=wrong: one.decline(number, [one.address]),
+                lambda number=wrong: sending.produced(number, 1),
+                lambda number=wrong: session(here, port=number),
+                lambda number=wrong: session(here, pin_limit=number),
+                lambda number=wrong: handoff.Session([state(here)], page_tokens=number),
+                lambda number=wrong: handoff.AuxLayout(number),
+                lambda number=wrong: handoff.Bootstrap(port=number),
+            ):
+                with pytest.raises(kvpool.InvalidArgumentError, match="out of range"):
+                    call()
+
+
+@pytest.mark.parametrize("address", ["foo", "foo:", ":80", "foo:0", "foo:65536", "foo:http", "::1", ""])
+def test_an_address_that_no_peer_can_have_is_refused_at_once(address: str) -> None:
+    here = memory()
+    with session(here) as one, pytest.raises(kvpool.InvalidArgumentError, match="host:port"):
+        one.receive(1, [0], [address])
+
+
+def test_a_receive_without_layers_is_refused() -> None:
+    here = memory()
+    with session(here) as one, pytest.raises(kvpool.InvalidArgumentError):
+        one.receive(1, [0], [one.address], prefill_layers=[])
+
+
 def test_a_prefill_that_is_killed_fails_the_request_within_a_second() -> None:
     example = """
 import sys, numpy as np

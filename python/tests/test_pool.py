@@ -41,6 +41,21 @@ def test_an_upsert_writes_a_new_version(pool: kvpool.Pool) -> None:
     assert (after.length, after.version > before.version) == (14, True)
 
 
+def test_a_repeated_key_of_an_upsert_is_stored_each_time(pool: kvpool.Pool) -> None:
+    assert pool.batch_put(["a", "a"], [b"aaa", b"bbb"], upsert=True) == [True, True]
+    assert pool.get("a") == b"bbb"
+
+
+def test_a_block_whose_buffers_overlap_is_refused(pool: kvpool.Pool) -> None:
+    block = bytes(range(100))
+    pool.put("a", block)
+    memory, other = bytearray(100), bytearray(100)
+    parts = [memoryview(memory)[:60], memoryview(memory)[40:]]
+    refused, found = pool.batch_get(["a", "a"], [parts, [memoryview(other)[:60], memoryview(other)[60:]]])
+    assert isinstance(refused, kvpool.InvalidArgumentError) and "overlap" in str(refused)
+    assert found == 100 and other == block and not any(memory)
+
+
 def test_a_miss_is_a_value(pool: kvpool.Pool) -> None:
     assert pool.get("absent") is None
     assert pool.get_range("absent", 0, 1) is None

@@ -324,6 +324,28 @@ fn the_last_key_can_be_taken_away_and_a_missing_file_takes_none_away() {
 }
 
 #[test]
+fn a_policy_without_a_rule_takes_no_right_away_and_no_daemon_starts_on_it() {
+    let it = fixture();
+    let token = it.key.sign_claims(&claims()).unwrap();
+    let before = it.authority.generation();
+    let policy = &it.authority.settings.policy;
+    for text in ["", "# The rules follow.\n", "rule = []\n"] {
+        std::fs::write(policy, text).unwrap();
+        assert!(it.authority.look().is_err(), "{text:?}");
+        let said = it.authority.problem().unwrap();
+        assert!(said.contains("policy.toml: it has no rule"), "{said}");
+        let identity = it.authority.judge(&token).unwrap();
+        assert_eq!(identity.roles_in("a"), Roles::of(&[Role::Writer]));
+        let refused = Authority::open(settings(&it.directory)).unwrap_err();
+        assert!(refused.to_string().contains("it has no rule"), "{refused}");
+    }
+    assert_eq!(it.authority.generation(), before);
+    std::fs::write(policy, POLICY).unwrap();
+    assert!(!it.authority.look().unwrap());
+    assert_eq!(it.authority.problem(), None);
+}
+
+#[test]
 fn files_that_everybody_can_write_are_refused() {
     let it = fixture();
     let settings = settings(&it.directory);

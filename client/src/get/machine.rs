@@ -13,6 +13,7 @@ use crate::errors::{ControlError, GetError};
 use crate::latencies::Measured;
 use crate::links::Links;
 use crate::locate::{Found, is_later};
+use crate::overlap;
 use crate::releases::Holding;
 use crate::replicas::{Next, Tried, part_of};
 use crate::reports::{self, Report};
@@ -129,6 +130,7 @@ impl<'a> GetBatch<'a> {
         let items = gets
             .into_iter()
             .map(|get| Item {
+                outcome: overlap::check(&get.buffers).err().map(Err),
                 key: get.key,
                 buffers: get.buffers,
                 located: None,
@@ -137,7 +139,6 @@ impl<'a> GetBatch<'a> {
                 tried: Tried::default(),
                 backoff: Backoff::default(),
                 last: None,
-                outcome: None,
             })
             .collect();
         Self {
@@ -221,6 +222,9 @@ impl<'a> GetBatch<'a> {
         let epoch = self.inner.control.epoch();
         let (mut known, mut unknown) = (Vec::new(), Vec::new());
         for at in 0..self.items.len() {
+            if self.item(at).outcome.is_some() {
+                continue;
+            }
             let locations = &self.inner.locations;
             let located = locations.get(&self.item(at).key, epoch, now);
             match located {

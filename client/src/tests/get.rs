@@ -372,6 +372,30 @@ async fn each_item_of_a_batch_has_its_own_outcome() {
 }
 
 #[tokio::test]
+async fn a_block_whose_buffers_overlap_is_refused_and_its_memory_is_unchanged() {
+    let pool = pool().await;
+    put_twice(&pool, "a", &[7; 100]).await;
+    let (memory, other) = (Region::allocate(Length(100)), Region::allocate(Length(100)));
+    let part = |of: &Region, from, length| of.slice(Offset(from), Length(length)).unwrap();
+    let overlapping = vec![part(&memory, 40, 60), part(&memory, 0, 60)];
+    let adjacent = vec![part(&other, 60, 40), part(&other, 0, 60)];
+    let (a, options) = (key("a"), GetOptions::default());
+    let get = |buffers| GetBlock {
+        key: a.clone(),
+        buffers,
+    };
+    let gets = vec![get(overlapping.clone()), get(adjacent)];
+    let outcomes = pool.client.batch_get(gets, &options).await;
+    let refused = outcomes[0].clone().unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    assert!(outcomes[1].as_ref().unwrap().is_hit(), "{outcomes:?}");
+    assert_eq!(other.whole().to_vec(), [7; 100]);
+    let range = pool.client.get_range(&a, Offset(0), overlapping, &options);
+    assert_eq!(range.await.unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(memory.whole().to_vec(), [0; 100]);
+}
+
+#[tokio::test]
 async fn a_range_is_verified_by_its_chunks() {
     let pool = pool().await;
     let bytes: Vec<u8> = (0..200_000u32)

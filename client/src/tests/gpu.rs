@@ -162,6 +162,39 @@ async fn blocks_go_from_scattered_device_memory_to_scattered_device_memory() {
 }
 
 #[tokio::test]
+async fn a_block_whose_device_buffers_overlap_is_refused_and_its_neighbours_are_got() {
+    let (pool, gpus, buffer) = with_gpu(64 * MIB).await;
+    let bytes = pattern(3, 100);
+    let put = pool
+        .client
+        .batch_put(vec![block("a", &bytes)], &PutOptions::default())
+        .await;
+    assert_eq!(put, [Ok(PutOutcome::Stored { replicas: 1 })]);
+    let part = |from, length| buffer.slice(Offset(from), Length(length)).unwrap();
+    let get = |buffers| GetBlock {
+        key: key("a"),
+        buffers,
+    };
+    let gets = vec![
+        get(vec![part(0, 100)]),
+        get(vec![part(200, 60), part(240, 60)]),
+        get(vec![part(460, 40), part(400, 60)]),
+    ];
+    let outcomes = pool
+        .client
+        .batch_get_gpu(gets, &GetOptions::default())
+        .await;
+    assert!(outcomes[0].as_ref().unwrap().is_hit(), "{outcomes:?}");
+    let refused = outcomes[1].clone().unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    assert!(outcomes[2].as_ref().unwrap().is_hit(), "{outcomes:?}");
+    assert_eq!(gpus.bytes(0..100), bytes);
+    assert_eq!(gpus.bytes(200..300), [0; 100]);
+    assert_eq!(gpus.bytes(460..500), bytes[..40]);
+    assert_eq!(gpus.bytes(400..460), bytes[40..]);
+}
+
+#[tokio::test]
 async fn a_batch_larger_than_the_staging_memory_passes_through_it() {
     let (pool, gpus, buffer) = with_gpu(4 * MIB).await;
     let (put, got): (Vec<_>, Vec<_>) = (0..24)

@@ -8,6 +8,7 @@ from typing import TypedDict
 
 from mooncake import _codes
 from mooncake._base import NOT_SET_UP, StoreBase, log
+from mooncake._clients import remove_left_files
 from mooncake._settings import (
     NO_SETTING,
     PAGE,
@@ -65,6 +66,7 @@ class SegmentMethods(StoreBase):
                 "only workers on this host can use the segment at %s: give as local_hostname what others reach",
                 place.hostname,
             )
+        remove_left_files()
         code, reason, files = self._native.add_segment(
             list(settings.masters),
             size,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import weakref
 from collections.abc import Mapping, Sequence
 
 from mooncake import _codes
@@ -34,6 +37,10 @@ _REQUIRED = (
     "rdma_devices",
     "master_server_addr",
 )
+
+
+# The stores that are set up.
+_open: weakref.WeakSet[SetupMethods] = weakref.WeakSet()
 
 
 class SetupMethods(SegmentMethods):
@@ -134,6 +141,7 @@ class SetupMethods(SegmentMethods):
             return _codes.PARAMETERS
         if code != _codes.OK:
             return code
+        _open.add(self)
         for right in self._native.missing_rights():
             log.warning("setup: the token lacks a right, and calls that need it will fail: %s", right)
         self._settings, self._place = settings, place
@@ -229,9 +237,10 @@ class SetupMethods(SegmentMethods):
         Calls of other threads continue to their end. `close` waits at most 10 s for calls that use registered
         memory. It returns -800 if a call still uses some: the log names that memory, which must not be freed.
         With an SSD, `close` first copies the segment's blocks there, for at most 30 s, so that a later store
-        has them. The store can be set up again.
+        has them. The store can be set up again. At the normal end of the interpreter all stores are closed.
         """
         code, used = self._native.close()
+        _open.discard(self)
         self._registered.clear()
         for ptr in used:
             if self._mem_pool.keep(ptr):
@@ -296,3 +305,11 @@ class SetupMethods(SegmentMethods):
 
     def _hostname(self) -> str:
         return self.get_hostname()
+
+
+@atexit.register
+def _close_all() -> None:
+    for store in list(_open):
+        # The stores of a parent process are closed there.
+        with contextlib.suppress(RuntimeError):
+            store.close()

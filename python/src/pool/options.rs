@@ -42,6 +42,26 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Whole {
     }
 }
 
+/// A Python int for a whole number of Rust. An int outside its range is an invalid argument, not an OverflowError.
+/// A note on the exception names the argument.
+pub(crate) struct Int<T>(pub(crate) T);
+
+impl<'a, 'py, T: TryFrom<u64>> FromPyObject<'a, 'py> for Int<T> {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let Whole(number) = object.extract::<Whole>()?;
+        let number = number.and_then(|number| T::try_from(number).ok());
+        number.map(Self).ok_or_else(|| {
+            let bits = 8 * size_of::<T>();
+            Fault::invalid(format!(
+                "out of range: a whole number from 0 to 2**{bits} - 1 is needed"
+            ))
+            .into()
+        })
+    }
+}
+
 /// Reads a time in seconds.
 pub(crate) fn seconds(what: &str, value: f64) -> Result<Duration, Fault> {
     // The comparison is false for NaN.

@@ -6,7 +6,7 @@ use kvpool_tests::{Cluster, Options};
 use kvpool_types::{Code, NamespaceSettings, Setting};
 use rustix::process::{Pid, Signal, kill_process};
 use std::net::TcpListener;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 fn kvctl(master: &str, arguments: &[&str]) -> Output {
@@ -428,20 +428,71 @@ fn a_kvmaster_that_still_waits_for_etcd_ends_when_it_is_told_to() {
         .spawn()
         .unwrap();
     let _asked = silent.accept().unwrap();
+    let status = terminated(&mut master);
+    assert!(status.success(), "{status}");
+}
+
+/// Asks a process to end, and returns its exit status.
+fn terminated(process: &mut Child) -> ExitStatus {
     let since = Instant::now();
-    let pid = Pid::from_child(&master);
-    kill_process(pid, Signal::TERM).unwrap();
-    let status = loop {
-        if let Some(status) = master.try_wait().unwrap() {
-            break status;
+    kill_process(Pid::from_child(process), Signal::TERM).unwrap();
+    loop {
+        if let Some(status) = process.try_wait().unwrap() {
+            return status;
         }
         if since.elapsed() > Duration::from_secs(5) {
-            master.kill().unwrap();
-            master.wait().unwrap();
+            process.kill().unwrap();
+            process.wait().unwrap();
             panic!("no end within 5 s of SIGTERM");
         }
         std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_sighup_ends_no_daemon_and_is_logged() {
+    let mut cluster = Cluster::start(Options::default()).unwrap();
+    cluster.master.signal(Signal::HUP).unwrap();
+    cluster.nodes[0].signal(Signal::HUP).unwrap();
+    let logged = || {
+        let daemons = [&cluster.master, &cluster.nodes[0]];
+        Ok(daemons.iter().all(|it| it.log_text().contains("SIGHUP: ")))
     };
+    cluster.wait_for("both daemons log it", logged).unwrap();
+    cluster.wait_live(1).unwrap();
+    let status = cluster.nodes[0].terminate().unwrap();
+    assert!(status.success(), "{status}");
+    let status = cluster.master.terminate().unwrap();
+    assert!(status.success(), "{status}");
+}
+
+/// The terminal of a daemon may close, and the program that reads its log may end.
+#[test]
+fn a_daemon_whose_log_cannot_be_written_serves_on_and_stops_in_order() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let ready = path("ready");
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut master = Command::new(path_of("kvmaster").unwrap())
+        .args(["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"])
+        .args(["--data-dir", &path("data"), "--ready-file", &ready])
+        .env("RUST_LOG", "info")
+        .stderr(writer)
+        .spawn()
+        .unwrap();
+    let since = Instant::now();
+    while std::fs::metadata(&ready).is_err() {
+        let ended = master.try_wait().unwrap();
+        assert_eq!(ended, None, "it ended before it served");
+        if since.elapsed() > Duration::from_secs(30) {
+            master.kill().unwrap();
+            master.wait().unwrap();
+            panic!("it does not serve");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let status = terminated(&mut master);
     assert!(status.success(), "{status}");
 }
 

@@ -99,7 +99,8 @@ impl Log {
         if last.torn {
             tracing::warn!(
                 file = %last.path.display(), after = %last.last, at = last.end,
-                "incomplete last append discarded: it was not acknowledged"
+                "the log ends with an incomplete append, which is discarded: a crash leaves such an end, and then \
+                 nothing acknowledged is lost; if the disk changed it, one acknowledged group may be lost"
             );
         }
         let active = Active::resume(last.path, last.header, last.end).map_err(io)?;
