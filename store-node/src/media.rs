@@ -60,8 +60,8 @@ const SPARE_ATTACHERS: usize = 1;
 const COPIERS: usize = 2;
 /// The nice value of the copier threads.
 const NICE: i32 = 10;
-/// How long to wait for a medium that the last writes of a killed process still lock.
-const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+/// How long to wait for a medium or a port that the last writes of a killed process still hold.
+pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 /// The memory in bytes for transfers in progress, over all media. A block may be as long as the largest zone.
 const ARENA: usize = 257 << 20;
 /// How long a thread waits for a disk on which another thread works.
