@@ -513,35 +513,6 @@ impl Health for Probes {
     }
 }
 
-/// Listens on a port. With `waits_since` it waits while the port is in use, until [`LOCK_PATIENCE`] has passed since
-/// then.
-async fn listen(
-    addr: &str,
-    what: &str,
-    waits_since: Option<Instant>,
-) -> Result<TcpListener, StartError> {
-    let mut is_said = false;
-    loop {
-        match (bind(addr, what).await, waits_since) {
-            (Err(error @ BindError::InUse { .. }), Some(since)) => {
-                let waited = since.elapsed();
-                if waited >= LOCK_PATIENCE {
-                    return Err(StartError::PortKept(error));
-                }
-                if waited >= SILENT_WAIT && !std::mem::replace(&mut is_said, true) {
-                    tracing::info!(
-                        addr,
-                        patience = ?LOCK_PATIENCE,
-                        "{what} is in use, maybe by a killed node whose disk has not answered; waiting for it"
-                    );
-                }
-            }
-            (bound, _) => return Ok(bound?),
-        }
-        tokio::time::sleep(PORT_POLL).await;
-    }
-}
-
 /// Opens the media of `--ssd`; `None` if there are none.
 async fn open_media(config: &Config, store: &Store) -> Result<Option<Arc<Media>>, StartError> {
     let media = config.media()?;
@@ -664,6 +635,35 @@ fn make_private_directory(socket: &Path) -> io::Result<()> {
             .mode(0o700)
             .create(directory),
         _ => Ok(()),
+    }
+}
+
+/// Listens on a port. With `waits_since` it waits while the port is in use, until [`LOCK_PATIENCE`] has passed since
+/// then.
+async fn listen(
+    addr: &str,
+    what: &str,
+    waits_since: Option<Instant>,
+) -> Result<TcpListener, StartError> {
+    let mut is_said = false;
+    loop {
+        match (bind(addr, what).await, waits_since) {
+            (Err(error @ BindError::InUse { .. }), Some(since)) => {
+                let waited = since.elapsed();
+                if waited >= LOCK_PATIENCE {
+                    return Err(StartError::PortKept(error));
+                }
+                if waited >= SILENT_WAIT && !std::mem::replace(&mut is_said, true) {
+                    tracing::info!(
+                        addr,
+                        patience = ?LOCK_PATIENCE,
+                        "{what} is in use, maybe by a killed node whose disk has not answered; waiting for it"
+                    );
+                }
+            }
+            (bound, _) => return Ok(bound?),
+        }
+        tokio::time::sleep(PORT_POLL).await;
     }
 }
 
