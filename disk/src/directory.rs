@@ -3,11 +3,15 @@
 //! The files are `kvpool-0.ssd`, `kvpool-1.ssd` and so on. A process takes the first file that no other
 //! process has locked, and creates a file if there is none. So a restarted process finds a file with its own
 //! blocks, or with those of a sibling. Both belong to the pool.
+//!
+//! The last writes of a killed process keep its file locked. So a process creates a file at once only if live
+//! processes have all others. Otherwise it waits first.
 
 use crate::GRANULE;
 use crate::arena::Arena;
 use crate::engine::Engine;
 use crate::file::{OpenError, Options, open};
+use crate::holder;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::BTreeSet;
@@ -27,8 +31,11 @@ const MOST: u64 = 2 << 40;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The interval at which this process tries the lock of the directory again.
 const POLL: Duration = Duration::from_millis(10);
+/// The interval at which this process tries locked files again.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// Opens the first file of `directory` that no other process has locked, and creates a file if there is none.
+/// Before that it waits at most `patience` for locked files whose holders are not known to be live processes.
 /// If `options` gives no size, an existing file keeps its size. A new file then takes a tenth of the free
 /// space, at most 2 TiB.
 ///
@@ -41,27 +48,44 @@ pub fn open_in(
     options: &Options,
     arena: &Arc<Arena>,
 ) -> Result<(PathBuf, Arc<dyn Engine>), OpenError> {
-    let choice = Choosing::begin(directory)?;
-    // A locked file belongs to another process, so this does not wait for the lock.
+    let until = Instant::now() + options.patience;
+    let mut is_said = false;
+    // No open waits for a lock: another file may become free first.
     let options = &Options {
         patience: Duration::ZERO,
         ..*options
     };
-    let present = present(directory).map_err(system("list", directory))?;
-    for number in &present {
-        let path = file(directory, *number);
-        // An empty file remains from a process that died while it created the file.
-        let is_empty = std::fs::metadata(&path).is_ok_and(|found| found.len() == 0);
-        let size = match options.size {
-            None if is_empty => Some(share(directory)?),
-            size => size,
-        };
-        match open(&path, &Options { size, ..*options }, arena) {
-            Ok(engine) => return Ok((path, engine)),
-            Err(OpenError::Busy { .. }) => {}
-            Err(error) => return Err(error),
+    let (choice, present) = loop {
+        let choice = Choosing::begin(directory)?;
+        let present = present(directory).map_err(system("list", directory))?;
+        let mut busy = Vec::new();
+        for number in &present {
+            let path = file(directory, *number);
+            // An empty file remains from a process that died while it created the file.
+            let is_empty = std::fs::metadata(&path).is_ok_and(|found| found.len() == 0);
+            let size = match options.size {
+                None if is_empty => Some(share(directory)?),
+                size => size,
+            };
+            match open(&path, &Options { size, ..*options }, arena) {
+                Ok(engine) => return Ok((path, engine)),
+                Err(OpenError::Busy { path }) => busy.push(path),
+                Err(error) => return Err(error),
+            }
         }
-    }
+        let may_wait = Instant::now() < until;
+        let doubtful = busy.iter().find(|path| may_wait && !holder::is_live(path));
+        let Some(path) = doubtful else {
+            break (choice, present);
+        };
+        if !std::mem::replace(&mut is_said, true) {
+            tracing::info!(path = %path.display(),
+                "another process has the medium and may be about to end; waiting before a new file is made");
+        }
+        // Other processes choose their files meanwhile.
+        drop(choice);
+        std::thread::sleep(AGAIN);
+    };
     let size = Some(match options.size {
         Some(size) => size,
         None => share(directory)?,
@@ -201,6 +225,8 @@ fn system(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenErro
 mod tests {
     use super::*;
     use crate::file::Choice;
+    use std::io::Read;
+    use std::process::{Child, Command, Stdio};
 
     const SIZE: u64 = 1 << 20;
 
@@ -240,6 +266,93 @@ mod tests {
         drop(both);
         let (one, two) = (take(), take());
         assert_eq!((name(&one), name(&two)), ("kvpool-1.ssd", "kvpool-0.ssd"));
+    }
+
+    fn patient() -> Options {
+        Options {
+            patience: Duration::from_secs(60),
+            ..options(SIZE)
+        }
+    }
+
+    /// Starts a process that prints a byte once it has locked the file.
+    fn started(command: &mut Command) -> Child {
+        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
+        let output = process.stdout.as_mut().unwrap();
+        output.read_exact(&mut [0]).unwrap();
+        process
+    }
+
+    #[test]
+    fn a_file_whose_process_is_dead_is_waited_for_before_another_is_made() {
+        let (dir, arena) = (tempfile::tempdir().unwrap(), Arena::new(GRANULE).unwrap());
+        drop(open_in(dir.path(), &options(SIZE), &arena).unwrap());
+        // The process that took the lock is dead, and its lock stays: as if a disk had not ended its writes.
+        let script = r#"exec 9<>"$0"; flock --exclusive 9; echo; exec sleep 120"#;
+        let mut command = Command::new("sh");
+        let mut process = started(command.args(["-c", script]).arg(file(dir.path(), 0)));
+        let freed = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(300));
+            process.kill().unwrap();
+            process.wait().unwrap();
+        });
+        let taken = open_in(dir.path(), &patient(), &arena).unwrap();
+        freed.join().unwrap();
+        assert_eq!(name(&taken), "kvpool-0.ssd");
+    }
+
+    #[test]
+    fn a_file_that_a_tool_reads_is_waited_for_before_another_is_made() {
+        let (dir, arena) = (tempfile::tempdir().unwrap(), Arena::new(GRANULE).unwrap());
+        drop(open_in(dir.path(), &options(SIZE), &arena).unwrap());
+        let to_read = Options {
+            size: None,
+            read_only: true,
+            ..options(SIZE)
+        };
+        let tool = open(&file(dir.path(), 0), &to_read, &arena).unwrap();
+        let freed = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(300));
+            drop(tool);
+        });
+        let taken = open_in(dir.path(), &patient(), &arena).unwrap();
+        freed.join().unwrap();
+        assert_eq!(name(&taken), "kvpool-0.ssd");
+    }
+
+    #[test]
+    fn files_of_live_processes_are_not_waited_for() {
+        let (dir, arena) = (tempfile::tempdir().unwrap(), Arena::new(GRANULE).unwrap());
+        drop(open_in(dir.path(), &options(SIZE), &arena).unwrap());
+        let mut command = Command::new("flock");
+        command.arg("--no-fork").arg(file(dir.path(), 0));
+        let mut sibling = started(command.args(["sh", "-c", "echo; exec sleep 120"]));
+        let begun = Instant::now();
+        let take = || open_in(dir.path(), &patient(), &arena).unwrap();
+        let (one, two) = (take(), take());
+        let took = begun.elapsed();
+        assert_eq!((name(&one), name(&two)), ("kvpool-1.ssd", "kvpool-2.ssd"));
+        assert!(took < Duration::from_secs(30), "{took:?}");
+        sibling.kill().unwrap();
+        sibling.wait().unwrap();
+        assert_eq!(name(&take()), "kvpool-0.ssd");
+    }
+
+    #[test]
+    fn a_file_that_stays_locked_is_given_up() {
+        let (dir, arena) = (tempfile::tempdir().unwrap(), Arena::new(GRANULE).unwrap());
+        drop(open_in(dir.path(), &options(SIZE), &arena).unwrap());
+        let reader = std::fs::File::open(file(dir.path(), 0)).unwrap();
+        rustix::fs::flock(&reader, FlockOperation::LockShared).unwrap();
+        let patience = Duration::from_millis(200);
+        let brief = Options {
+            patience,
+            ..options(SIZE)
+        };
+        let begun = Instant::now();
+        let taken = open_in(dir.path(), &brief, &arena).unwrap();
+        assert_eq!(name(&taken), "kvpool-1.ssd");
+        assert!(begun.elapsed() >= patience);
     }
 
     #[test]

@@ -43,6 +43,8 @@ pub struct Options {
     /// How long to wait for another process to release the device or file. The last requests of a killed
     /// process hold it until they end.
     pub patience: Duration,
+    /// Whether to open for reads alone, beside other readers. With a size this has no effect.
+    pub read_only: bool,
 }
 
 impl Default for Options {
@@ -53,6 +55,7 @@ impl Default for Options {
             buffered: false,
             depth: 128,
             patience: Duration::ZERO,
+            read_only: false,
         }
     }
 }
@@ -255,11 +258,16 @@ impl EngineKind {
 }
 
 /// Locks a device or file. Waits at most `patience` for another process to release it.
-fn lock(fd: &OwnedFd, path: &Path, patience: Duration) -> Result<(), OpenError> {
+fn lock(
+    fd: &OwnedFd,
+    operation: FlockOperation,
+    path: &Path,
+    patience: Duration,
+) -> Result<(), OpenError> {
     let until = Instant::now() + patience;
     let mut is_said = false;
     loop {
-        match rustix::fs::flock(fd, FlockOperation::NonBlockingLockExclusive) {
+        match rustix::fs::flock(fd, operation) {
             Ok(()) => return Ok(()),
             Err(Errno::WOULDBLOCK) if Instant::now() < until => {
                 if !std::mem::replace(&mut is_said, true) {
@@ -297,7 +305,11 @@ impl File {
             path: path.to_owned(),
             reason,
         };
-        let mut flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let (access, operation) = match options.read_only && options.size.is_none() {
+            true => (OFlags::RDONLY, FlockOperation::NonBlockingLockShared),
+            false => (OFlags::RDWR, FlockOperation::NonBlockingLockExclusive),
+        };
+        let mut flags = access | OFlags::CLOEXEC;
         let there = rustix::fs::stat(path).map(|found| FileType::from_raw_mode(found.st_mode));
         match there {
             Err(Errno::NOENT) => {
@@ -353,9 +365,9 @@ impl File {
             Some(fd) => fd,
             None => open(flags).map_err(refused)?,
         };
-        lock(&fd, path, options.patience)?;
+        lock(&fd, operation, path, options.patience)?;
         let found = rustix::fs::fstat(&fd).map_err(system("examine"))?;
-        let present = match FileType::from_raw_mode(found.st_mode) {
+        let held = match FileType::from_raw_mode(found.st_mode) {
             FileType::RegularFile => u64::try_from(found.st_size).unwrap_or(0),
             FileType::BlockDevice => {
                 rustix::fs::seek(&fd, rustix::fs::SeekFrom::End(0)).map_err(system("measure"))?
@@ -366,6 +378,8 @@ impl File {
                 });
             }
         };
+        // The end of a file may be no whole granule.
+        let present = held / GRANULE as u64 * GRANULE as u64;
         let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
         if let Some(fault) = options.size.and_then(fault_of_size) {
             return Err(size(fault));
@@ -393,11 +407,11 @@ impl File {
                 )));
             }
             Some(wanted) => wanted,
-            None => present / GRANULE as u64 * GRANULE as u64,
+            None => present,
         };
         if bytes == 0 {
             return Err(size(format!(
-                "it has {present} bytes, too few for a medium; for a new file, give a size"
+                "it has {held} bytes, too few for a medium; for a new file, give a size"
             )));
         }
         Ok(Self {

@@ -22,6 +22,7 @@ mod directory;
 pub mod engine;
 pub mod faulty;
 mod file;
+mod holder;
 pub mod medium;
 pub mod memory;
 mod scattered;

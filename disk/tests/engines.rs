@@ -364,6 +364,56 @@ fn a_second_opener_and_impossible_sizes_are_refused_by_name() {
 }
 
 #[test]
+fn a_reader_cannot_write_and_has_other_readers_beside_it() {
+    let (arena, disk) = (arena(), on_disk());
+    let file = disk.path().join("file");
+    drop(open(&file, &options(Choice::Threads), &arena).unwrap());
+    let to_read = Options {
+        size: None,
+        read_only: true,
+        ..options(Choice::Threads)
+    };
+    let reader = open(&file, &to_read, &arena).unwrap();
+    let other = open(&file, &to_read, &arena).unwrap();
+    assert_eq!((reader.size(), other.size()), (SIZE, SIZE));
+    let read = run(&*reader, Op::Read(arena.take(GRANULE).unwrap()), 0);
+    read.result.unwrap();
+    let written = run(&*reader, Op::Write(filled(&arena, GRANULE, 1)), 0);
+    assert!(written.result.is_err());
+    drop(other);
+    let writer = open(&file, &options(Choice::Threads), &arena);
+    assert!(
+        matches!(writer, Err(OpenError::Busy { .. })),
+        "{:?}",
+        writer.err()
+    );
+    drop(reader);
+    let _writer = open(&file, &options(Choice::Threads), &arena).unwrap();
+    let reader = open(&file, &to_read, &arena);
+    assert!(
+        matches!(reader, Err(OpenError::Busy { .. })),
+        "{:?}",
+        reader.err()
+    );
+}
+
+/// Such a file was made by another program, for instance with 100 GB.
+#[test]
+fn a_file_with_a_part_of_a_granule_at_its_end_keeps_it() {
+    let (arena, disk) = (arena(), on_disk());
+    let file = disk.path().join("file");
+    std::fs::write(&file, vec![0; usize::try_from(SIZE).unwrap() + 100]).unwrap();
+    for size in [Some(SIZE), None] {
+        let wanted = Options {
+            size,
+            ..options(Choice::Threads)
+        };
+        assert_eq!(open(&file, &wanted, &arena).unwrap().size(), SIZE);
+        assert_eq!(std::fs::metadata(&file).unwrap().len(), SIZE + 100);
+    }
+}
+
+#[test]
 fn a_file_takes_all_its_room_when_it_is_made() {
     use std::os::unix::fs::MetadataExt;
     let (arena, disk) = (arena(), on_disk());

@@ -42,7 +42,8 @@ use kvpool_disk::{Arena, Engine, OpenError, Options, open, open_in};
 use kvpool_proto::{self as proto, node_message::Body as ToMaster};
 use kvpool_types::{ClusterId, Incarnation, MediumId};
 use parking_lot::{Condvar, Mutex};
-use std::path::PathBuf;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -60,8 +61,8 @@ const SPARE_ATTACHERS: usize = 1;
 const COPIERS: usize = 2;
 /// The nice value of the copier threads.
 const NICE: i32 = 10;
-/// How long to wait for a medium that the last writes of a killed process still lock.
-const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+/// How long to wait for a medium or a port that the last writes of a killed process still hold.
+pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 /// The memory in bytes for transfers in progress, over all media. A block may be as long as the largest zone.
 const ARENA: usize = 257 << 20;
 /// How long a thread waits for a disk on which another thread works.
@@ -85,6 +86,15 @@ pub enum MediaError {
         path: PathBuf,
         /// The reason.
         source: MediumRefused,
+    },
+    /// Two paths lead to the same file or device.
+    #[error("{} and {} are the same file or device: take one of the two paths out of --ssd",
+        first.display(), second.display())]
+    SameFile {
+        /// A path.
+        first: PathBuf,
+        /// The other path.
+        second: PathBuf,
     },
     /// Two devices or files hold the same medium.
     #[error("{} and {} hold the same medium {medium}: one is a copy of the other; take the copy out of --ssd",
@@ -205,6 +215,9 @@ impl Media {
         let arena = Arena::new(ARENA)?;
         let mut disks = Vec::with_capacity(config.len());
         for one in config {
+            if !one.in_directory {
+                refuse_same_file(&disks, &one.path)?;
+            }
             let options = Options {
                 size: one.size.map(|size| size.0),
                 patience: LOCK_PATIENCE,
@@ -370,6 +383,33 @@ impl Media {
         }
         have_ended
     }
+}
+
+/// Refuses a path to a file or device that the node has open already. Its lock would be waited for in vain.
+fn refuse_same_file(disks: &[Disk], path: &Path) -> Result<(), MediaError> {
+    let Some(own) = identity(path) else {
+        return Ok(());
+    };
+    match disks
+        .iter()
+        .find(|other| identity(other.path()) == Some(own))
+    {
+        None => Ok(()),
+        Some(other) => Err(MediaError::SameFile {
+            first: other.path().to_owned(),
+            second: path.to_owned(),
+        }),
+    }
+}
+
+/// The numbers that all paths of a file or device have in common. `None` if nothing is there.
+fn identity(path: &Path) -> Option<(bool, u64, u64)> {
+    let found = std::fs::metadata(path).ok()?;
+    // A device may have several entries, each with an inode of its own.
+    Some(match found.file_type().is_block_device() {
+        true => (true, 0, found.rdev()),
+        false => (false, found.dev(), found.ino()),
+    })
 }
 
 /// Refuses a medium that another of the node's disks holds too, since the master could not tell the two

@@ -3,7 +3,7 @@
 use crate::agent::{Agent, Options};
 use crate::config::{self, Config, InvalidSetting};
 use crate::fence::Limits;
-use crate::media::{Media, MediumStatus};
+use crate::media::{LOCK_PATIENCE, Media, MediumStatus};
 use crate::metrics::Metrics;
 use crate::pulls::Pulls;
 use crate::reach;
@@ -28,6 +28,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -40,6 +41,11 @@ const MASTER_RETURNS: Duration = Duration::from_secs(15);
 const REATTACHES: Duration = Duration::from_secs(12);
 /// How long connections may finish their last answers once the node has left the pool.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
+
+/// The interval at which a node tries a port again that is in use.
+const PORT_POLL: Duration = Duration::from_millis(50);
+/// How long a node waits for a port before it logs this.
+const SILENT_WAIT: Duration = Duration::from_secs(1);
 
 /// Why a node cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +73,9 @@ pub enum StartError {
     /// The node cannot listen on a port.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// A port stays in use, maybe by a killed node with media.
+    #[error("{0}. Or a killed kvstore-node has it: it keeps its ports until its disk has answered")]
+    PortKept(BindError),
     /// The node has no address that clients could reach.
     #[error(transparent)]
     Advertise(#[from] AdvertiseError),
@@ -144,8 +153,10 @@ impl Node {
         config.validate()?;
         let masters = config.masters()?;
         let tls = config.tls().open()?;
-        let data = bind(&config.listen, "the data port").await?;
-        let http = bind(&config.http_listen, "the HTTP port").await?;
+        // A killed node with media keeps its ports until its disk has ended the last requests.
+        let waits_since = (!config.media()?.is_empty()).then(Instant::now);
+        let data = listen(&config.listen, "the data port", waits_since).await?;
+        let http = listen(&config.http_listen, "the HTTP port", waits_since).await?;
         let data_address = data.local_addr().map_err(system("the data port"))?;
         let http_address = http.local_addr().map_err(system("the HTTP port"))?;
         let given = (!config.advertise.is_empty()).then_some(config.advertise.as_str());
@@ -566,7 +577,7 @@ async fn allocate(config: &Config) -> Result<Vec<Box<dyn Segment>>, StartError> 
 }
 
 fn serve_tcp(
-    listener: tokio::net::TcpListener,
+    listener: TcpListener,
     host: Arc<Store>,
     rdma: Option<Arc<Serving>>,
     tls: Option<ServerTls>,
@@ -648,6 +659,35 @@ fn make_private_directory(socket: &Path) -> io::Result<()> {
             .mode(0o700)
             .create(directory),
         _ => Ok(()),
+    }
+}
+
+/// Listens on a port. With `waits_since` it waits while the port is in use, until [`LOCK_PATIENCE`] has passed since
+/// then.
+async fn listen(
+    addr: &str,
+    what: &str,
+    waits_since: Option<Instant>,
+) -> Result<TcpListener, StartError> {
+    let mut is_said = false;
+    loop {
+        match (bind(addr, what).await, waits_since) {
+            (Err(error @ BindError::InUse { .. }), Some(since)) => {
+                let waited = since.elapsed();
+                if waited >= LOCK_PATIENCE {
+                    return Err(StartError::PortKept(error));
+                }
+                if waited >= SILENT_WAIT && !std::mem::replace(&mut is_said, true) {
+                    tracing::info!(
+                        addr,
+                        patience = ?LOCK_PATIENCE,
+                        "{what} is in use, maybe by a killed node whose disk has not answered; waiting for it"
+                    );
+                }
+            }
+            (bound, _) => return Ok(bound?),
+        }
+        tokio::time::sleep(PORT_POLL).await;
     }
 }
 

@@ -2,6 +2,7 @@
 
 use bytesize::ByteSize;
 use kvpool_types::Namespace;
+use kvpool_types::medium::GRANULE;
 use std::path::PathBuf;
 
 /// The smallest medium: its superblocks and some zones.
@@ -14,8 +15,8 @@ pub(crate) struct SsdConfig {
     pub(crate) path: PathBuf,
     /// Whether `path` is a directory. The node then takes the first file in it that no process has locked.
     pub(crate) in_directory: bool,
-    /// For a file, its size; for a device, the part to use. Without a size, a new file in a directory takes a
-    /// share of the free space.
+    /// For a file, its size; for a device, the part to use; whole granules. Without a size, a new file in a
+    /// directory takes a share of the free space.
     pub(crate) size: Option<ByteSize>,
     /// Whether to format the device whatever its content, unless it is a medium of this pool.
     pub(crate) reset: bool,
@@ -108,6 +109,7 @@ impl SsdConfig {
                 if medium.size < Some(LEAST) {
                     return Err(BadSsd::Small(size.to_string()));
                 }
+                medium.size = Some(ByteSize(size.0 / GRANULE * GRANULE));
             } else if let Some(text) = item.strip_prefix("dwpd=") {
                 if medium.dwpd.is_some() {
                     return Err(twice("dwpd="));
@@ -179,6 +181,18 @@ mod tests {
         assert!(media.iter().all(|one| one.in_directory));
         assert_eq!(media[0].size, Some(ByteSize::gib(1)));
         assert_eq!(SsdConfig::parse(&[]), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn a_size_is_rounded_down_to_granules() {
+        for (text, bytes) in [
+            ("100GB", 99_999_997_952),
+            ("4MiB", 4 << 20),
+            ("8388609", 8 << 20),
+        ] {
+            let media = parse(&format!("path=/a,size={text}")).unwrap();
+            assert_eq!(media[0].size, Some(ByteSize(bytes)), "{text}");
+        }
     }
 
     #[test]

@@ -83,6 +83,32 @@ async fn a_node_that_other_hosts_cannot_reach_starts_for_a_master_elsewhere_only
     }
 }
 
+/// A killed node keeps its ports until its disk has ended the last requests.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_with_an_ssd_waits_for_a_port_in_use_and_one_without_does_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let listen = taken.local_addr().unwrap().to_string();
+    let without = || Config {
+        listen: listen.clone(),
+        ..config(vec!["http://127.0.0.1:1".into()], &directory)
+    };
+    let refused = Node::start(without()).await.unwrap_err();
+    assert!(matches!(refused, StartError::Bind(_)), "{refused}");
+    let path = directory.path().join("ssd");
+    let with = Config {
+        ssd: vec![format!("path={}", path.display()), "size=8MiB".into()],
+        ..without()
+    };
+    let freed = tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        drop(taken);
+    });
+    let node = Node::start(with).await.unwrap();
+    freed.await.unwrap();
+    assert_eq!(node.data_address().to_string(), listen);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_welcome_of_the_version_before_is_a_welcome() {
     let directory = tempfile::tempdir().unwrap();

@@ -394,6 +394,33 @@ async fn a_node_refuses_a_medium_and_its_copy_together() {
     assert_eq!(after.right, 16, "{after:?}");
 }
 
+/// A link leads to the file of another path. The node does not wait for its own lock.
+#[test]
+fn a_node_refuses_two_paths_of_one_file_at_once() {
+    let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let place = |name| disk.path().join(name);
+    let (file, symbolic, hard) = (place("ssd"), place("symbolic"), place("hard"));
+    std::os::unix::fs::symlink(&file, &symbolic).unwrap();
+    for link in [&symbolic, &hard] {
+        let list = format!("path={},size=64MiB,path={}", file.display(), link.display());
+        let ports = ["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"];
+        let flags = ["--segment", "64MiB", "--ssd", &list].into_iter();
+        let flags: Vec<String> = flags.chain(ports).map(str::to_owned).collect();
+        let begun = Instant::now();
+        let refused = Daemon::start("kvstore-node", disk.path(), "node", &flags).unwrap_err();
+        let took = begun.elapsed();
+        let refused = refused.to_string();
+        assert!(refused.contains("are the same file"), "{refused}");
+        let both = [file.display(), link.display()].map(|path| path.to_string());
+        assert!(both.iter().all(|path| refused.contains(path)), "{refused}");
+        assert!(took < Duration::from_secs(9), "{took:?}");
+        // The first round has made the file.
+        if *link == symbolic {
+            std::fs::hard_link(&file, &hard).unwrap();
+        }
+    }
+}
+
 /// Four clients read batches that together are four times as large as memory. Every block on the
 /// disk is a hit: a client whose blocks have no room at first asks again.
 #[tokio::test(flavor = "multi_thread")]

@@ -68,8 +68,26 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
 }
 
 fn parse_id(text: &str) -> Result<MediumId, String> {
-    let id = (text.len() == 32).then(|| u128::from_str_radix(text, 16).ok());
+    // A parsed number may also begin with a sign.
+    let is_id = text.len() == 32 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let id = is_id.then(|| u128::from_str_radix(text, 16).ok());
     id.flatten()
         .map(MediumId)
         .ok_or_else(|| "a medium id has 32 hexadecimal digits".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_has_hexadecimal_digits_alone() {
+        let id = "2f1c77f0a6f94c2b8d4e5b6a7c8d9e0f";
+        let number = 0x2f1c_77f0_a6f9_4c2b_8d4e_5b6a_7c8d_9e0f;
+        assert_eq!(parse_id(id), Ok(MediumId(number)));
+        let signed = format!("+{}", &id[1..]);
+        for wrong in [signed.as_str(), &id[1..], "", &"x".repeat(32)] {
+            assert!(parse_id(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -8,16 +8,16 @@ use anyhow::{Context as _, bail};
 use bytesize::ByteSize;
 use kvpool_disk::medium::erase;
 use kvpool_types::medium::GRANULE;
-use rustix::fs::{FallocateFlags, FileType, Mode, OFlags};
+use rustix::fs::{FallocateFlags, FileType};
 use rustix::io::Errno;
 use serde::Serialize;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 /// Make a disk, partition or file blank, so that the next store node formats it for its pool
 ///
 /// It overwrites the first MiB with zeros. All blocks of a medium are lost, and so is its list of bad
-/// ranges: `kvstore-node --ssd path=...,reset` keeps the list. A medium in use is never touched.
+/// ranges. `kvstore-node --ssd path=...,reset` keeps a list that it can read. It formats only what is not
+/// an intact medium of its pool. A medium in use is never touched.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -26,7 +26,7 @@ Examples:
 pub(crate) struct Args {
     /// The disk, partition or file
     path: PathBuf,
-    /// For a file: its size. The file is made or grown, and all its room is taken
+    /// For a file: its size, rounded down to 4 KiB. The file is made or grown, and all its room is taken
     #[arg(long)]
     size: Option<ByteSize>,
     /// Format although the path holds something
@@ -42,7 +42,7 @@ pub(super) struct Outcome {
     pub(super) held: String,
     /// False if the path was blank already.
     pub(super) erased: bool,
-    size_bytes: u64,
+    pub(super) size_bytes: u64,
 }
 
 /// Runs it.
@@ -63,27 +63,29 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
 }
 
 pub(super) fn format(path: &Path, size: Option<u64>, yes: bool) -> anyhow::Result<Outcome> {
-    let claim = claim(path)?;
-    let length = match &claim {
-        Some(Claim::File(length)) => *length,
-        Some(Claim::Device(_)) if size.is_some() => {
+    // A store node rounds its size= too.
+    let size = size.map(|size| size / GRANULE * GRANULE);
+    let kind = kind(path)?;
+    let length = match kind {
+        Some(Kind::File(length)) => length,
+        Some(Kind::Device) if size.is_some() => {
             return Err(usage(
                 path,
                 "--size is for files; a device has its own size",
             ));
         }
-        Some(Claim::Device(_)) | None => 0,
+        Some(Kind::Device) | None => 0,
     };
-    if size.is_some_and(|size| size < length) {
+    if size.is_some_and(|size| size < length / GRANULE * GRANULE) {
         return Err(usage(
             path,
             "the file is larger than --size, and a file is not cut",
         ));
     }
-    if size.is_some_and(|size| !size.is_multiple_of(GRANULE)) {
-        return Err(usage(path, "--size is no multiple of 4096 bytes"));
+    if size == Some(0) {
+        return Err(usage(path, "--size is below 4096 bytes"));
     }
-    let is_empty = !matches!(claim, Some(Claim::Device(_))) && length == 0;
+    let is_empty = kind != Some(Kind::Device) && length == 0;
     if is_empty && size.is_none() {
         return Err(usage(
             path,
@@ -127,17 +129,16 @@ pub(super) fn format(path: &Path, size: Option<u64>, yes: bool) -> anyhow::Resul
     })
 }
 
-/// The type of file at a path. A device stays claimed: no filesystem can be mounted from it
-/// meanwhile.
-#[derive(Debug)]
-enum Claim {
+/// The type of file at a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// A file of this length in bytes, or what cannot be a medium.
     File(u64),
-    Device(#[allow(dead_code, reason = "open for as long as the claim holds")] OwnedFd),
+    Device,
 }
 
-/// Finds out whether a path is a file or a device. `None` if it does not exist. A device that the
-/// kernel uses, for instance for a mounted filesystem, is refused: its lock would not tell.
-fn claim(path: &Path) -> anyhow::Result<Option<Claim>> {
+/// The type of file at a path. `None` if it does not exist.
+fn kind(path: &Path) -> anyhow::Result<Option<Kind>> {
     let found = match rustix::fs::stat(path) {
         Ok(found) => found,
         Err(Errno::NOENT) => return Ok(None),
@@ -145,18 +146,11 @@ fn claim(path: &Path) -> anyhow::Result<Option<Claim>> {
             return Err(errno).with_context(|| format!("cannot examine {}", path.display()));
         }
     };
-    if FileType::from_raw_mode(found.st_mode) != FileType::BlockDevice {
-        return Ok(Some(Claim::File(u64::try_from(found.st_size).unwrap_or(0))));
-    }
-    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
-    match rustix::fs::open(path, flags, Mode::empty()) {
-        Ok(device) => Ok(Some(Claim::Device(device))),
-        Err(Errno::BUSY) => bail!(
-            "{} is in use by the system, for instance as a mounted filesystem: nothing was changed",
-            path.display()
-        ),
-        Err(errno) => Err(errno).with_context(|| format!("cannot open {}", path.display())),
-    }
+    let kind = match FileType::from_raw_mode(found.st_mode) {
+        FileType::BlockDevice => Kind::Device,
+        _ => Kind::File(u64::try_from(found.st_size).unwrap_or(0)),
+    };
+    Ok(Some(kind))
 }
 
 /// Takes the room of a larger file, as a store node does.

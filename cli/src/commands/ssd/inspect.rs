@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 /// Show what a disk, partition or file holds
 ///
-/// It writes nothing. Of a medium that a running node uses it shows the superblock as it is now.
+/// It writes nothing, and needs no right to write. Of a medium that a running node uses it shows the
+/// superblock as it is now.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -76,7 +77,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
 }
 
 pub(super) fn inspect(path: &Path) -> anyhow::Result<Inspection> {
-    let target = match Target::open(path, None) {
+    let target = match Target::open_to_read(path) {
         Err(error) if error.is::<InUse>() => return Ok(in_use(path)),
         other => other?,
     };
@@ -119,8 +120,12 @@ pub(super) fn describe(path: &Path, refused: &MediumRefused) -> String {
 
 fn in_use(path: &Path) -> Inspection {
     let superblock = peek(path);
-    let note =
-        "another process has it open, such as a kvstore-node: `kvctl status` shows its state";
+    let note = match superblock {
+        Some(_) => {
+            "another process has it open, such as a kvstore-node: `kvctl status` shows its state"
+        }
+        None => "another process has it open, or the system uses it, for instance for a mount",
+    };
     Inspection {
         path: path.display().to_string(),
         in_use: true,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// The memory for reads and writes.
 const ARENA: usize = 8 << 20;
 
-/// An open device or file. No other process that uses kvpool can open it meanwhile.
+/// An open device or file. Meanwhile no other process that uses kvpool can open it, except to read a file.
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) engine: Arc<dyn Engine>,
@@ -27,21 +27,47 @@ pub(super) enum Content {
     Refused(MediumRefused),
 }
 
-/// A node, or another command, has the device.
+/// A node, another command, or the system has the device or file.
 #[derive(Debug, thiserror::Error)]
-#[error("{} is in use by another process, such as a kvstore-node: stop it first", .0.display())]
-pub(super) struct InUse(pub(super) PathBuf);
+pub(super) enum InUse {
+    #[error("{} is in use by another process, such as a kvstore-node: stop it first", .0.display())]
+    Locked(PathBuf),
+    #[error(
+        "{} is in use: by a process, such as a kvstore-node, or by a mount, swap, a volume or an array. End that \
+         use first",
+        .0.display()
+    )]
+    Device(PathBuf),
+}
 
 impl Target {
     /// Opens a device or file. Only with a size it makes a missing file.
     pub(super) fn open(path: &Path, size: Option<u64>) -> anyhow::Result<Self> {
+        Self::open_with(
+            path,
+            &Options {
+                size,
+                ..Options::default()
+            },
+        )
+    }
+
+    /// Opens a device or file for reads alone. Nothing can be written to it.
+    pub(super) fn open_to_read(path: &Path) -> anyhow::Result<Self> {
+        Self::open_with(
+            path,
+            &Options {
+                read_only: true,
+                ..Options::default()
+            },
+        )
+    }
+
+    fn open_with(path: &Path, options: &Options) -> anyhow::Result<Self> {
         let arena = Arena::new(ARENA).context("no memory for reads")?;
-        let options = Options {
-            size,
-            ..Options::default()
-        };
-        let engine = open(path, &options, &arena).map_err(|error| match error {
-            OpenError::Busy { path } => anyhow::Error::from(InUse(path)),
+        let engine = open(path, options, &arena).map_err(|error| match error {
+            OpenError::Busy { path } => anyhow::Error::from(InUse::Locked(path)),
+            OpenError::DeviceBusy { path } => InUse::Device(path).into(),
             other => other.into(),
         })?;
         Ok(Self { engine, arena })

@@ -6,9 +6,10 @@ use crate::exit;
 use kvpool_disk::medium::{DATA_START, Formatted, Generation, Order, Staged, Stamp, footprint};
 use kvpool_transport::checksum::checksum;
 use kvpool_types::{ClusterId, MediumId, Version};
-use std::fs::{File, read, write};
-use std::os::unix::fs::FileExt;
+use std::fs::{File, Permissions, read, write};
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -105,6 +106,72 @@ async fn a_medium_in_use_is_named_and_never_written() {
     assert!(read(&path).unwrap() == before);
 }
 
+/// A block device over a file, for as long as the value lives.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn over(file: &Path) -> Option<Self> {
+        let made = Command::new("losetup")
+            .args(["--find", "--show"])
+            .arg(file)
+            .output()
+            .ok()?;
+        let path = String::from_utf8(made.stdout).ok()?;
+        made.status.success().then(|| Self(path.trim().into()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let detach = Command::new("losetup")
+            .arg("--detach")
+            .arg(&self.0)
+            .status();
+        assert!(detach.unwrap().success());
+    }
+}
+
+#[tokio::test]
+async fn a_device_in_use_is_shown_and_only_a_free_one_is_formatted() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, _) = medium(directory.path(), 1, false);
+    let Some(device) = Loop::over(&path) else {
+        let test = "a_device_in_use_is_shown_and_only_a_free_one_is_formatted";
+        eprintln!("SKIPPED {test}: no loop device can be made here");
+        return;
+    };
+    unlocked(&device.0);
+    let node = Target::open(&device.0, None).unwrap();
+    let found = inspect(&device.0).unwrap();
+    assert_eq!((found.content, found.in_use), ("medium", true));
+    assert_eq!(found.medium.unwrap().id, ID.to_string());
+    assert!(verify(&device.0).await.unwrap_err().is::<InUse>());
+    let refused = format(&device.0, None, true).unwrap_err();
+    assert!(refused.is::<InUse>(), "{refused:#}");
+    assert!(refused.to_string().contains("kvstore-node"), "{refused:#}");
+    assert_eq!(inspect(&device.0).unwrap().content, "medium");
+    drop(node);
+    unlocked(&device.0);
+    assert!(!inspect(&device.0).unwrap().in_use);
+    unlocked(&device.0);
+    assert!(format(&device.0, None, true).unwrap().erased);
+    unlocked(&device.0);
+    assert_eq!(inspect(&device.0).unwrap().content, "blank");
+    unlocked(&device.0);
+}
+
+#[tokio::test]
+async fn a_medium_is_looked_at_without_a_right_to_write() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, _) = medium(directory.path(), 1, true);
+    std::fs::set_permissions(&path, Permissions::from_mode(0o400)).unwrap();
+    // A superuser may write all files. To read beside another reader, any user must open for reads alone.
+    let _reader = Target::open_to_read(&path).unwrap();
+    let found = inspect(&path).unwrap();
+    assert_eq!((found.content, found.in_use), ("medium", false));
+    assert_eq!(verify(&path).await.unwrap().intact_extents, 1);
+}
+
 #[tokio::test]
 async fn verify_finds_every_damaged_extent_and_its_place() {
     let directory = tempfile::tempdir().unwrap();
@@ -177,6 +244,12 @@ fn format_makes_a_file_of_a_given_size_only() {
     unlocked(&path);
     let refused = format(&path, Some(SIZE / 2), true).unwrap_err();
     assert!(refused.is::<exit::Usage>(), "{refused:#}");
-    let refused = format(&path, Some(SIZE + 1), true).unwrap_err();
+    let other = directory.path().join("other");
+    let refused = format(&other, Some(4095), true).unwrap_err();
     assert!(refused.is::<exit::Usage>(), "{refused:#}");
+    assert!(!other.exists());
+    // A size is rounded down to granules.
+    let done = format(&other, Some(SIZE + 4095), false).unwrap();
+    assert_eq!(done.size_bytes, SIZE);
+    assert_eq!(std::fs::metadata(&other).unwrap().len(), SIZE);
 }

@@ -17,8 +17,8 @@ const LISTED: usize = 10;
 
 /// Read a medium and verify the checksums of every extent
 ///
-/// It writes nothing. It finds every extent on the medium, also of blocks that the pool has removed
-/// since. Extents from before the medium was last formatted are counted and not verified. After a
+/// It writes nothing, and needs no right to write. It finds every extent on the medium, also of blocks that
+/// the pool has removed since. Extents from before the medium was last formatted are counted and not verified. After a
 /// node was killed, the extents that it wrote last may be damaged. A node never serves a damaged
 /// extent.
 ///
@@ -119,7 +119,7 @@ pub(super) async fn verify(path: &Path) -> anyhow::Result<Verification> {
 }
 
 fn begin(path: &Path) -> anyhow::Result<(Target, Verification, Scan, u64)> {
-    let target = Target::open(path, None)?;
+    let target = Target::open_to_read(path)?;
     let medium = match target.content()? {
         Content::Medium(medium) => medium,
         Content::Blank => bail!("{} is blank: there is nothing to verify", path.display()),

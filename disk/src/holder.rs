@@ -1,0 +1,126 @@
+//! Whether a live process has locked a file, as `/proc` tells it.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// The name of the operators' tool. It locks a file for a short time.
+const TOOL: &str = "kvctl";
+/// The bit of SIGKILL in a set of signals.
+const KILL: u64 = 1 << 8;
+
+/// Whether a live process has locked the file for itself, and may keep it for long. False if that is not known: the
+/// process may be in another container, or belong to another user.
+///
+/// A killed process that waits for its disk is not live, although its lock stays.
+pub(crate) fn is_live(path: &Path) -> bool {
+    let (Ok(locks), Ok(found)) = (fs::read_to_string("/proc/locks"), fs::metadata(path)) else {
+        return false;
+    };
+    let of_file = format!(":{}", found.ino());
+    locks
+        .lines()
+        .filter_map(exclusive)
+        .any(|(process, file)| file.ends_with(&of_file) && runs(process) && has(process, file))
+}
+
+/// The process and the file of an exclusive `flock`, from a line of `/proc/locks` or of a descriptor.
+fn exclusive(line: &str) -> Option<(u32, &str)> {
+    let (_number, lock) = line.split_once(": ")?;
+    let fields: Vec<&str> = lock.split_whitespace().collect();
+    match fields.as_slice() {
+        ["FLOCK", _, "WRITE", process, file, ..] => Some((process.parse().ok()?, *file)),
+        _ => None,
+    }
+}
+
+/// Whether a descriptor of the process has the lock. Another process may have the number of a dead one.
+fn has(process: u32, file: &str) -> bool {
+    let Ok(descriptors) = fs::read_dir(format!("/proc/{process}/fdinfo")) else {
+        return false;
+    };
+    descriptors.flatten().any(|descriptor| {
+        let told = fs::read_to_string(descriptor.path()).unwrap_or_default();
+        told.lines()
+            .filter_map(exclusive)
+            .any(|(_, other)| other == file)
+    })
+}
+
+fn runs(process: u32) -> bool {
+    fs::read_to_string(format!("/proc/{process}/status")).is_ok_and(|status| is_running(&status))
+}
+
+/// Whether a process with this status runs on, and is no tool.
+fn is_running(status: &str) -> bool {
+    let field = |name: &str| {
+        let value = status.lines().find_map(|line| line.strip_prefix(name));
+        value.map(str::trim)
+    };
+    let signals = field("SigPnd:").and_then(|set| u64::from_str_radix(set, 16).ok());
+    let is_killed = signals.is_none_or(|set| set & KILL != 0);
+    // A process that ends gives its memory back first, and closes its files later.
+    let has_memory = field("VmSize:").is_some();
+    has_memory && !is_killed && field("Name:") != Some(TOOL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_exclusive_flock_counts() {
+        let of = |lock: &str| exclusive(&format!("1: {lock}")).map(|(process, _)| process);
+        assert_eq!(
+            of("FLOCK  ADVISORY  WRITE 31934 fe:00:5318239 0 EOF"),
+            Some(31934)
+        );
+        let held = exclusive("lock:\t1: FLOCK  ADVISORY  WRITE 7 fe:00:12 0 EOF");
+        assert_eq!(held, Some((7, "fe:00:12")));
+        for other in [
+            "FLOCK  ADVISORY  READ 31934 fe:00:5318239 0 EOF",
+            "POSIX  ADVISORY  WRITE 31934 fe:00:5318239 0 EOF",
+            "-> FLOCK  ADVISORY  WRITE 31934 fe:00:5318239 0 EOF",
+            "OFDLCK ADVISORY  WRITE -1 fe:00:5318239 0 EOF",
+            "FLOCK  ADVISORY  WRITE -1 fe:00:5318239 0 EOF",
+        ] {
+            assert_eq!(of(other), None, "{other}");
+        }
+        assert_eq!(exclusive("pos:\t0"), None);
+    }
+
+    #[test]
+    fn a_process_that_ends_and_a_tool_do_not_run_on() {
+        let status = |name: &str, memory: &str, pending: &str| {
+            format!("Name:\t{name}\nState:\tS (sleeping)\n{memory}SigPnd:\t{pending}\nShdPnd:\t0\n")
+        };
+        let (memory, none) = ("VmSize:\t    2920 kB\n", "0000000000000000");
+        assert!(is_running(&status("kvstore-node", memory, none)));
+        assert!(is_running(&status("python3", memory, none)));
+        assert!(is_running(&status(
+            "kvstore-node",
+            memory,
+            "0000000000004000"
+        )));
+        // It is killed, and waits for its disk; or its memory is gone already.
+        assert!(!is_running(&status(
+            "kvstore-node",
+            memory,
+            "0000000000000100"
+        )));
+        assert!(!is_running(&status("kvstore-node", "", none)));
+        assert!(!is_running(&status("kvctl", memory, none)));
+        assert!(!is_running(""));
+    }
+
+    #[test]
+    fn a_process_knows_its_own_lock() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(!is_live(file.path()));
+        let lock = |operation| rustix::fs::flock(file.as_file(), operation).unwrap();
+        lock(rustix::fs::FlockOperation::LockShared);
+        assert!(!is_live(file.path()));
+        lock(rustix::fs::FlockOperation::LockExclusive);
+        assert!(is_live(file.path()));
+    }
+}
