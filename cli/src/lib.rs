@@ -40,6 +40,7 @@ pub mod progress;
 pub mod remote;
 mod report;
 mod shares;
+pub mod size;
 pub mod stats;
 mod tokens;
 mod worker;
