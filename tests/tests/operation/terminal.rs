@@ -172,6 +172,31 @@ fn a_master_is_named_with_or_without_its_scheme_and_a_wrong_name_is_a_wrong_comm
 }
 
 #[test]
+fn a_variable_that_cannot_be_used_fails_only_where_its_flag_is_absent() {
+    let cluster = Cluster::start(Options::default()).unwrap();
+    let master = cluster.master_url();
+    let named = command(&master, &["ls"])
+        .env("KVPOOL_MASTER", "zz")
+        .env("KVPOOL_NAMESPACE", "")
+        .env("KVPOOL_TLS_CA", "")
+        .output()
+        .unwrap();
+    assert!(named.status.success(), "{named:?}");
+    let refused = Command::new(path_of("kvctl").unwrap())
+        .arg("ls")
+        .env("KVPOOL_MASTER", "zz")
+        .output()
+        .unwrap();
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    let said = text(&refused.stderr);
+    let expected = "the environment variable KVPOOL_MASTER cannot be used";
+    assert!(
+        said.contains(expected) && said.contains("HOST:PORT"),
+        "{said}"
+    );
+}
+
+#[test]
 fn the_http_port_says_that_it_is_not_where_the_pool_is_served() {
     let cluster = Cluster::start(Options::default()).unwrap();
     let http = format!("http://{}", cluster.master.http);
