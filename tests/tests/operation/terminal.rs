@@ -1,9 +1,13 @@
 //! The output of kvctl to a terminal, to a program, and to a closed pipe.
 
+use kvpool_client::{Client, TransportChoice};
+use kvpool_tests::blocks::{check_all, put_all};
 use kvpool_tests::daemon::path_of;
 use kvpool_tests::{Cluster, Options};
+use rustix::process::Signal;
 use serde_json::Value;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 fn command(master: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(path_of("kvctl").unwrap());
@@ -268,4 +272,32 @@ fn status_shows_rates_and_what_is_wrong_and_all_counters_only_when_asked() {
         .unwrap();
     let shown = text(&kvctl(&master, &["status", "--over", "0s"]).stdout);
     assert!(shown.contains("node-0 is suspect"), "{shown}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn status_tells_the_faults_of_the_last_minutes_as_reports() {
+    let cluster = Cluster::start(Options::default()).unwrap();
+    let options = kvpool_client::Options {
+        transport: TransportChoice::Tcp,
+        ..cluster.client_options()
+    };
+    let client = Client::connect(options).await.unwrap();
+    put_all(&client, 0..4, 4096).await.unwrap();
+    cluster.nodes[0].signal(Signal::KILL).unwrap();
+    let limit = Instant::now() + Duration::from_secs(20);
+    let told = loop {
+        // Each failed get reports the replica, until the node is suspect.
+        check_all(&client, 0..4, 4096).await;
+        let status = kvctl(&cluster.master_url(), &["status", "--over", "0s"]);
+        let shown = text(&status.stdout);
+        if let Some(told) = shown
+            .lines()
+            .find(|line| line.contains("in the last minutes"))
+        {
+            break told.to_owned();
+        }
+        assert!(Instant::now() < limit, "{shown}");
+    };
+    assert!(told.starts_with("in the last minutes "), "{told}");
+    assert!(told.contains("could not reach"), "{told}");
 }
