@@ -7,8 +7,7 @@ use kvpool_daemon::config::exact;
 use kvpool_daemon::http_guard::HttpOpen;
 use kvpool_tls::{ClientAuth, Version};
 use kvpool_types::Length;
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -364,7 +363,7 @@ impl Config {
 fn etcd_servers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     let servers = Vec::<String>::deserialize(deserializer)?;
     if servers.iter().any(|server| server.contains('@')) {
-        return Err(D::Error::custom(
+        return Err(de::Error::custom(
             "a URL names a user or a password: name the user with etcd_user (--etcd-user), and the file of the \
              password with etcd_password_file (--etcd-password-file)",
         ));
