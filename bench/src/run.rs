@@ -11,6 +11,7 @@ use clap::value_parser;
 use indicatif::ProgressBar;
 use kvctl::connection::control_error;
 use kvctl::context::Context;
+use kvctl::size::parse_size;
 use kvctl::{output, progress};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -32,7 +33,7 @@ pub(crate) struct Args {
     quick: bool,
     /// Memory that transfers cycle through on each side; cases with larger batches are skipped
     /// [default: the size of the largest cache; with --quick 128 MiB]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     span: Option<ByteSize>,
     /// Add the cases with 1,000,000 blocks in a pool
     #[arg(long)]
@@ -41,7 +42,7 @@ pub(crate) struct Args {
     #[arg(long)]
     secured: bool,
     /// Give each store node an SSD medium of this size, beside its memory
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     ssd: Option<ByteSize>,
     /// How long full/node-loss measures puts after the node's death
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "9s")]

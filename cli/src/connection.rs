@@ -1,9 +1,10 @@
 //! The connection options of every command, and the exit codes of a client's errors.
 
+mod flags;
+
 use crate::exit;
 use anyhow::Context as _;
-use clap::builder::NonEmptyStringValueParser;
-use clap::{Arg, Args};
+use clap::Arg;
 use kvpool_client::{
     BadMaster, Client, ClientFiles, ConnectError, ControlError, Credentials, DEFAULT_MASTER,
     GetError, NodeStats, Options, PoolStats, PutError, RemoveError, Timeouts, TransportChoice,
@@ -18,50 +19,25 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// The pool to use, and how to connect to it.
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Connection")]
+#[derive(Clone, Debug)]
 pub struct Connection {
-    /// Addresses of one or more masters (the client finds the leader), HOST:PORT[,HOST:PORT...] with or
-    /// without http://, or https://HOST:PORT for TLS; or the etcd that lists them,
-    /// etcd://HOST:PORT[,HOST:PORT...]/CLUSTER [default: http://127.0.0.1:7070]
-    #[arg(long, global = true, env = "KVPOOL_MASTER", value_name = "URL", value_parser = parse_masters)]
+    /// The addresses of the masters, separated by commas; `None` if none is named.
     pub master: Option<String>,
-    /// Namespace of the keys
-    #[arg(
-        long,
-        global = true,
-        env = "KVPOOL_NAMESPACE",
-        value_name = "NAME",
-        default_value = "default",
-        value_parser = NonEmptyStringValueParser::new()
-    )]
+    /// The namespace of the keys.
     pub namespace: String,
-    /// Transport between this process and the store nodes
-    #[arg(long, global = true, value_enum, default_value_t = Transport::Auto)]
+    /// The transport between this process and the store nodes.
     pub transport: Transport,
-    /// File with the token that says who you are, for a pool that asks; read again when it changes
-    #[arg(long, global = true, env = "KVPOOL_TOKEN_FILE", value_name = "FILE")]
+    /// The file with the caller's token.
     pub token_file: Option<PathBuf>,
-    /// Timeout of one operation, such as 500ms or 10s
-    #[arg(long, global = true, value_name = "TIME", value_parser = parse_timeout, default_value = CALL_TIMEOUT)]
+    /// The timeout of one operation.
     pub timeout: Duration,
-    /// Certificates of the authority that signs the pool's certificates, for https:// and tls:// addresses
-    #[arg(long, global = true, env = "KVPOOL_TLS_CA", value_name = "PEM")]
+    /// The certificates of the authority that signs the pool's certificates.
     pub tls_ca: Option<PathBuf>,
-    /// Certificate to present to the pool
-    #[arg(long, global = true, env = "KVPOOL_TLS_CERT", value_name = "PEM")]
+    /// The certificate to present to the pool.
     pub tls_cert: Option<PathBuf>,
-    /// Private key of --tls-cert
-    #[arg(long, global = true, env = "KVPOOL_TLS_KEY", value_name = "PEM")]
+    /// The private key of `tls_cert`.
     pub tls_key: Option<PathBuf>,
-    /// Name that every certificate of the pool must have, instead of the called host
-    #[arg(
-        long,
-        global = true,
-        env = "KVPOOL_TLS_SERVER_NAME",
-        value_name = "NAME",
-        value_parser = NonEmptyStringValueParser::new()
-    )]
+    /// The name that every certificate of the pool must have, instead of the called host.
     pub tls_server_name: Option<String>,
 }
 

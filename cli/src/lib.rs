@@ -41,6 +41,7 @@ pub mod remote;
 mod report;
 mod shares;
 mod silence;
+pub mod size;
 pub mod stats;
 mod tokens;
 mod worker;

@@ -2,7 +2,10 @@
 
 use crate::connection::{Connection, connect_error};
 use crate::output;
-use kvpool_client::{ClusterStatus, cluster_status};
+use futures::future::join_all;
+use kvpool_client::{ClusterStatus, cluster_overview, cluster_status};
+use kvpool_types::ClusterId;
+use serde::Deserialize;
 use std::time::Duration;
 
 /// Asks the masters. `timeout` is for one master.
@@ -13,6 +16,62 @@ pub(crate) async fn status(
     let (tls, credentials) = (connection.tls(), connection.credentials()?);
     let status = cluster_status(&connection.masters(), &tls, timeout, &credentials).await;
     Ok(with_addresses(status.map_err(connect_error)?))
+}
+
+/// The pool of each named master that tells it, by the master's address. `timeout` is for one master.
+pub(crate) async fn pools(
+    connection: &Connection,
+    timeout: Duration,
+) -> anyhow::Result<Vec<(String, ClusterId)>> {
+    let (tls, credentials) = (connection.tls(), connection.credentials()?);
+    let (tls, credentials) = (&tls, &credentials);
+    let asks = connection.masters().into_iter().map(|address| async move {
+        let one = std::slice::from_ref(&address);
+        let status = cluster_status(one, tls, timeout, credentials).await;
+        let pool = status.ok()?.cluster?;
+        Some((address, pool))
+    });
+    Ok(join_all(asks).await.into_iter().flatten().collect())
+}
+
+/// The faults of the last minutes, one sentence each, as the page of the masters shows them. `timeout` is for one
+/// master.
+pub(crate) async fn faults(
+    connection: &Connection,
+    timeout: Duration,
+) -> anyhow::Result<Vec<String>> {
+    let (tls, credentials) = (connection.tls(), connection.credentials()?);
+    let overview = cluster_overview(&connection.masters(), &tls, timeout, &credentials).await;
+    let (_, json) = overview.map_err(connect_error)?;
+    Ok(faults_in(&json)?)
+}
+
+fn faults_in(overview: &[u8]) -> serde_json::Result<Vec<String>> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Overview {
+        alerts: Vec<Alert>,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Alert {
+        kind: String,
+        message: String,
+    }
+    let Overview { alerts } = serde_json::from_slice(overview)?;
+    let faults = alerts.into_iter().filter(|alert| alert.kind == "fault");
+    // Problems begin in lower case.
+    let told = faults.map(|Alert { message, .. }| {
+        let rest = message.strip_prefix("In ");
+        let lower = rest.map(|rest| format!("in {rest}"));
+        lower.unwrap_or(message)
+    });
+    Ok(told.collect())
+}
+
+/// An alarm of the metadata store, as a problem.
+pub(crate) fn alarm(alarm: &str) -> String {
+    format!("the metadata store raises an alarm, and puts fail or wait while it lasts: {alarm}")
 }
 
 /// Why the pool accepts no changes although it has a leader. `None` if it accepts them, or has no leader.
@@ -125,6 +184,22 @@ mod tests {
         told.members[1].lag = MUCH_LAG + 1;
         let found = problems(&told);
         assert!(found[0].contains("lacks 1,001 groups"), "{found:?}");
+    }
+
+    #[test]
+    fn only_the_faults_of_an_overview_are_faults() {
+        let overview = serde_json::json!({
+            "role": "leader",
+            "alerts": [
+                { "severity": "warning", "kind": "node_suspect", "message": "Node n is silent" },
+                { "severity": "warning", "kind": "fault", "message": "In the last minutes 3 reports" },
+                { "kind": "fault", "message": "Another form" },
+            ],
+        });
+        let faults = faults_in(overview.to_string().as_bytes()).unwrap();
+        assert_eq!(faults, ["in the last minutes 3 reports", "Another form"]);
+        assert_eq!(faults_in(b"{}").unwrap(), Vec::<String>::new());
+        assert!(faults_in(b"").is_err());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use kvpool_daemon::config::exact;
 use kvpool_daemon::http_guard::HttpOpen;
 use kvpool_tls::{ClientAuth, Version};
 use kvpool_types::Length;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -32,6 +32,7 @@ pub struct Config {
     pub accept_empty_store: bool,
     /// The etcd servers, each `http://host:port`. Without servers, the metadata store is the
     /// embedded one.
+    #[serde(deserialize_with = "etcd_servers")]
     pub etcd: Vec<String>,
     /// The name of the pool in etcd's keys.
     pub cluster: String,
@@ -357,6 +358,19 @@ impl Config {
     }
 }
 
+/// Reads the etcd servers. A password in a URL would be in the log and in the output of `--print-config`, so it is
+/// refused, and the message does not repeat it.
+fn etcd_servers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    let servers = Vec::<String>::deserialize(deserializer)?;
+    if servers.iter().any(|server| server.contains('@')) {
+        return Err(de::Error::custom(
+            "a URL names a user or a password: name the user with etcd_user (--etcd-user), and the file of the \
+             password with etcd_password_file (--etcd-password-file)",
+        ));
+    }
+    Ok(servers)
+}
+
 /// A duration in the form of a configuration file.
 fn shown(time: Duration) -> humantime::FormattedDuration {
     humantime::format_duration(time)
@@ -436,6 +450,22 @@ mod tests {
             let error = config.validate().unwrap_err().to_string();
             assert!(error.starts_with(setting), "{error}");
         }
+    }
+
+    #[test]
+    fn a_password_in_an_etcd_url_is_refused_and_not_repeated() {
+        let read = |server: &str| {
+            let text = serde_json::json!({ "etcd": [server] }).to_string();
+            serde_json::from_str::<Config>(&text)
+        };
+        let plain = read("http://[::1]:2379").unwrap();
+        assert_eq!(plain.etcd, ["http://[::1]:2379"]);
+        let refused = read("http://root:abracadabra@a:2379").unwrap_err();
+        let refused = refused.to_string();
+        for option in ["--etcd-user", "--etcd-password-file"] {
+            assert!(refused.contains(option), "{refused}");
+        }
+        assert!(!refused.contains("abracadabra"), "{refused}");
     }
 
     #[test]

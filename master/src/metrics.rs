@@ -310,11 +310,11 @@ impl Metrics {
             )?,
             checksum_reports: counter(
                 "checksum_reports_total",
-                "Replicas that clients reported with a checksum mismatch.",
+                "Reports of clients that a replica has a checksum mismatch.",
             )?,
             unreachable_reports: counter(
                 "unreachable_reports_total",
-                "Replicas that clients reported as unreachable.",
+                "Reports of clients that a replica is unreachable.",
             )?,
             replicas_corrupt: counter(
                 "replicas_corrupt_total",

@@ -6,6 +6,7 @@
 //!  code, checksum ─────────────────►   └─ wire::frame, wire::features (header), wire::incoming (reassembly)
 //!  incarnation_secret, term_proof: proofs between nodes and masters; token: a client's proof
 //!  hash64, key_strings: the key forms of other systems; causes: errors as people read them
+//!  size: sizes as people write them
 //! ```
 //!
 //! Everything here is pure: no I/O, no clock, no randomness, no unsafe code. This crate depends on
@@ -27,6 +28,7 @@ pub mod key_strings;
 pub mod medium;
 pub mod namespace;
 pub mod read_right;
+pub mod size;
 pub mod tenancy;
 pub mod term_proof;
 pub mod token;

@@ -6,6 +6,7 @@ use crate::cluster::{Cluster, CommitAck, LOOPBACK, Plan, Policy, Security};
 use crate::connection::{Connection, control_error, is_hidden};
 use crate::context::Context;
 use crate::load::{self, Load, Operation, Report};
+use crate::size::parse_size;
 use crate::{exit, output};
 use anyhow::Context as _;
 use bytesize::ByteSize;
@@ -44,7 +45,7 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = Operation::Mixed)]
     operation: Operation,
     /// Block size in bytes
-    #[arg(long, value_name = "SIZE", default_value = "256KiB")]
+    #[arg(long, value_name = "SIZE", default_value = "256KiB", value_parser = parse_size)]
     block_size: ByteSize,
     /// Blocks of one call
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = value_parser!(u64).range(1..=65_536))]
@@ -63,10 +64,10 @@ pub(crate) struct Args {
     hit_share: Option<f64>,
     /// Bytes of this run's blocks in the pool at most [default: a quarter of the pool, at most 256MiB; required
     /// with a token that does not show the pool's size]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     working_set: Option<ByteSize>,
     /// Memory of the pool that the command starts: the sum of two nodes [default: 1GiB]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pool_size: Option<ByteSize>,
     /// Verify every N-th block that a get requests
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = value_parser!(u64).range(1..))]

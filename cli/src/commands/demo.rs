@@ -5,6 +5,7 @@ use crate::cluster::{CommitAck, LOOPBACK, Plan, Policy, Security};
 use crate::context::Context;
 use crate::fleet::{Pace, Size};
 use crate::job::{self, Job};
+use crate::size::parse_size;
 use crate::worker::Blocks;
 use crate::workload::chat::Chat;
 use crate::workload::trace;
@@ -36,13 +37,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     requests: Option<u32>,
     /// Block size in bytes
-    #[arg(long, value_name = "SIZE", default_value = "256KiB")]
+    #[arg(long, value_name = "SIZE", default_value = "256KiB", value_parser = parse_size)]
     block_size: ByteSize,
     /// Tokens per block [default: 16; a trace's blocks have 512]
     #[arg(long, value_name = "N", conflicts_with = "trace")]
     block_tokens: Option<NonZeroUsize>,
     /// Memory of the pool: the sum of both nodes
-    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = parse_size)]
     pool_size: ByteSize,
     /// Seed of the workload: the same seed gives the same requests
     #[arg(long, value_name = "N", default_value_t = 1)]

@@ -9,11 +9,11 @@ use crate::doctor::{Report, findings};
 /// if the node is on this host, RDMA if both ends have it, and TCP. It writes nothing into the pool. The
 /// master tells it the path of each node's shared-memory socket.
 ///
-/// Exits with code 4 if the pool named by --master (or KVPOOL_MASTER) does not answer, has no live node, or
-/// has a leader that is read-only. It also does so if a live node cannot be reached by the transports that
-/// --transport allows.
-/// Exits with code 1 if --transport rdma is set and this host has no RDMA. All other findings are notes,
-/// also that no pool answers when none was named.
+/// Exits with code 4 if the pool named by --master (or KVPOOL_MASTER) does not answer, has no live node, has a
+/// leader that is read-only, or has a metadata store that raises an alarm. It also does so if a live node cannot
+/// be reached by the transports that --transport allows.
+/// Exits with code 1 if --transport rdma is set and this host has no RDMA, or if --master names masters of
+/// several pools. All other findings are notes, also that no pool answers when none was named.
 ///
 /// A token file or a TLS file that cannot be used is no finding: the command fails at once, as others do.
 #[derive(Debug, clap::Args)]

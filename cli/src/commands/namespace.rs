@@ -2,6 +2,7 @@
 
 use crate::connection::control_error;
 use crate::context::Context;
+use crate::size::parse_size;
 use crate::{exit, output, shares};
 use anyhow::bail;
 use bytesize::ByteSize;
@@ -113,13 +114,13 @@ struct Show {
 #[derive(Debug, Default, clap::Args)]
 struct Settings {
     /// Above this much memory its blocks are evicted first
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     memory_soft: Option<ByteSize>,
     /// The most memory, with open puts. When it is used, puts evict the namespace's own blocks
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     memory_hard: Option<ByteSize>,
     /// The most room on media. Beyond it blocks get no copy
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     media_hard: Option<ByteSize>,
     /// Above this many blocks in memory its blocks are evicted first
     #[arg(long, value_name = "BLOCKS")]
@@ -128,7 +129,7 @@ struct Settings {
     #[arg(long, value_name = "BLOCKS")]
     blocks_hard: Option<u64>,
     /// Memory that eviction for other namespaces leaves to it
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     guaranteed: Option<ByteSize>,
     /// The class of eviction, 0 to 9: lower ones are evicted first [default: 5]
     #[arg(long, value_name = "CLASS")]
@@ -137,7 +138,7 @@ struct Settings {
     #[arg(long, value_name = "CALLS")]
     requests_per_second: Option<u64>,
     /// The most bytes a second of blocks that puts reserve and lookups find
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     bytes_per_second: Option<ByteSize>,
 }
 

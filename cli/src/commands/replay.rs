@@ -4,6 +4,7 @@ use crate::cluster::{CommitAck, Eviction, LOOPBACK, Plan, Policy, Security, Ssd}
 use crate::context::Context;
 use crate::fleet::{Pace, Size};
 use crate::job::{self, Job};
+use crate::size::parse_size;
 use crate::worker::Blocks;
 use crate::workload::{Prompt, Request, trace};
 use anyhow::{Context as _, bail};
@@ -45,7 +46,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", conflicts_with = "pool_size", value_parser = value_parser!(u64).range(1..))]
     capacity_blocks: Option<u64>,
     /// Memory of the pool, all on one node [default: enough for every block of the trace]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pool_size: Option<ByteSize>,
     /// Give the node an SSD with room for this many blocks: a file in the temporary directory
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
@@ -54,7 +55,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", requires = "ssd_blocks")]
     ssd_dwpd: Option<f64>,
     /// Block size in bytes
-    #[arg(long, value_name = "SIZE", default_value = "4KiB")]
+    #[arg(long, value_name = "SIZE", default_value = "4KiB", value_parser = parse_size)]
     block_size: ByteSize,
     /// Number of worker pairs (one prefill, one decode)
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..=64))]

@@ -19,7 +19,8 @@ use std::time::Duration;
 /// Show the pool: nodes, segments, used memory, rates, and problems
 ///
 /// Hit rates count from the start of the master. Other rates are measured over the time --over; the
-/// command takes that long. A silent master delays the command by some seconds.
+/// command takes that long. A silent master delays the command by some seconds. Lost blocks, corrupt replicas
+/// and failed reads of clients are problems for some minutes.
 ///
 /// `used` is the sum of blocks, puts in progress and quarantine. Quarantined bytes are freed but may
 /// still be read or written; they are reused once their node has fenced them.
@@ -145,13 +146,25 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     let mut rates = None;
     let timeout = context.connection.timeout.min(TIMEOUT);
     let told = Box::pin(masters::status(&context.connection, timeout));
-    let (told, ()) = tokio::join!(told, tokio::time::sleep(over));
+    let faults = Box::pin(masters::faults(&context.connection, timeout));
+    let (told, faults, ()) = tokio::join!(told, faults, tokio::time::sleep(over));
     if !over.is_zero() {
         let later = client.stats().await.map_err(control_error)?;
         rates = Rates::between(&stats, &later);
         stats = later;
     }
     let mut wrong = problems::of(&stats);
+    let alarms = told.as_ref().map_or(&[][..], |told| told.alarms.as_slice());
+    wrong.extend(problems::of_store(&stats, alarms));
+    match faults {
+        Ok(faults) => wrong.extend(faults),
+        // Whoever may not see the pool may not see its faults, and a master that says nothing is told below.
+        Err(_) if is_hidden(&stats) || told.is_err() => {}
+        Err(error) => wrong.push(format!(
+            "no master says which faults there were in the last minutes: {}",
+            Causes(error.as_ref())
+        )),
+    }
     if is_hidden(&stats) {
         wrong.insert(0, HIDDEN.to_owned());
         wrong.insert(1, SHOWN.to_owned());

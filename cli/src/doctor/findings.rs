@@ -3,10 +3,10 @@
 use super::exposure;
 use super::host::Host;
 use super::node::Node;
-use super::pool::Pool;
+use super::pool::{NamedPool, Pool};
 use crate::connection::{Connection, HIDDEN, Transport};
 use crate::silence::next_step;
-use crate::{exit, output};
+use crate::{exit, masters, output};
 use serde::Serialize;
 
 /// With a lower limit of open files, a client of a large pool runs out of connections.
@@ -23,7 +23,7 @@ pub(crate) struct Finding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Weight {
-    /// A requested feature cannot work on this host: exit code 1.
+    /// A requested feature cannot work on this host, or the named masters are of several pools: exit code 1.
     Fails,
     /// The named pool, or a live node of it, cannot be reached as requested, or the pool takes no puts: exit code 4.
     Unreachable,
@@ -106,9 +106,15 @@ fn of_masters(pool: &Pool, findings: &mut Vec<Finding>) {
             add(Weight::Note, text);
         }
     }
+    if let Some(text) = several_pools(&pool.pools) {
+        add(Weight::Fails, text);
+    }
     // Nodes leave a read-only leader, so this is the cause of the other problems.
     if let Some(why) = &pool.read_only {
         add(Weight::Unreachable, why.clone());
+    }
+    for alarm in &pool.alarms {
+        add(Weight::Unreachable, masters::alarm(alarm));
     }
     if let Some(failure) = &pool.failure {
         let (weight, text) = match (pool.named, failure.unreachable) {
@@ -131,6 +137,21 @@ fn of_masters(pool: &Pool, findings: &mut Vec<Finding>) {
     }
 }
 
+/// The named masters with their pools, if these are several. A client would use any one of them.
+fn several_pools(pools: &[NamedPool]) -> Option<String> {
+    let (first, others) = pools.split_first()?;
+    if others.iter().all(|one| one.cluster_id == first.cluster_id) {
+        return None;
+    }
+    let named = pools.iter();
+    let named = named.map(|one| format!("{} is of {}", one.address, one.cluster_id));
+    let named: Vec<String> = named.collect();
+    Some(format!(
+        "the named masters are of several pools: {}. Name the masters of one pool",
+        named.join(", ")
+    ))
+}
+
 fn of_node(node: &Node, transport: Transport) -> Vec<Finding> {
     let mut findings = Vec::new();
     if !is_live(node) {
@@ -143,7 +164,14 @@ fn of_node(node: &Node, transport: Transport) -> Vec<Finding> {
         );
         findings.push(Finding::new(Weight::Note, text));
     }
-    if node.way.is_none() {
+    let tcp = node.ways.iter().find(|way| way.transport == Transport::Tcp);
+    if node.way.is_none() && tcp.is_some_and(|tcp| tcp.is_forbidden) {
+        let text = format!(
+            "this token may not use the data port of node {}, so no way to it can be tried; the node answers",
+            node.name
+        );
+        findings.push(Finding::new(Weight::Note, text));
+    } else if node.way.is_none() {
         let tried = node
             .ways
             .iter()
@@ -159,7 +187,6 @@ fn of_node(node: &Node, transport: Transport) -> Vec<Finding> {
         let text = format!("node {} cannot be reached: {}", node.name, tried.join("; "));
         findings.push(Finding::new(weight, text));
     }
-    let tcp = node.ways.iter().find(|way| way.transport == Transport::Tcp);
     if let Some(tcp) = tcp
         && node.way.is_some_and(|way| way != Transport::Tcp)
         && is_live(node)
@@ -188,6 +215,7 @@ mod tests {
             transport,
             works,
             reason: "because".to_owned(),
+            is_forbidden: false,
             opened_micros: None,
             round_trip_micros: None,
         }
@@ -229,6 +257,33 @@ mod tests {
         assert!(found[0].text.contains("this host alone: tcp: because"));
     }
 
+    /// An operator's token shows the pool and moves no bytes.
+    #[test]
+    fn a_data_port_that_the_token_may_not_use_is_a_note() {
+        let forbidden = Way {
+            is_forbidden: true,
+            ..way(Transport::Tcp, false)
+        };
+        let ways = vec![way(Transport::Rdma, false), forbidden];
+        for transport in [Transport::Auto, Transport::Rdma] {
+            let found = of_node(&node("live", None, ways.clone()), transport);
+            assert_eq!(weights(&found), [Weight::Note]);
+            assert!(
+                found[0]
+                    .text
+                    .contains("may not use the data port of node node-1")
+            );
+        }
+        // Strict isolation refuses shared memory to tokens that the data port takes.
+        let isolated = Way {
+            is_forbidden: true,
+            ..way(Transport::Shm, false)
+        };
+        let ways = vec![isolated, way(Transport::Tcp, true)];
+        let found = of_node(&node("live", None, ways), Transport::Shm);
+        assert_eq!(weights(&found), [Weight::Unreachable]);
+    }
+
     #[test]
     fn only_what_was_asked_for_leads_to_an_exit_code() {
         let code = |weights: &[Weight]| {
@@ -243,6 +298,58 @@ mod tests {
         assert_eq!(code(&[Weight::Unreachable, Weight::Note]), Some(4));
         assert_eq!(code(&[Weight::Fails, Weight::Unreachable]), Some(1));
         assert!(Weight::Fails < Weight::Unreachable && Weight::Unreachable < Weight::Note);
+    }
+
+    fn pool() -> Pool {
+        Pool {
+            asked: "http://a:1,http://b:1".to_owned(),
+            named: true,
+            failure: None,
+            leader: None,
+            read_only: None,
+            alarms: Vec::new(),
+            pools: Vec::new(),
+            masters: Vec::new(),
+            nodes: vec![node("live", Some(Transport::Tcp), Vec::new())],
+            is_hidden: false,
+            has_token: false,
+            takes_strangers: None,
+            problems: Vec::new(),
+        }
+    }
+
+    fn found(pool: &Pool) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        of_masters(pool, &mut findings);
+        findings
+    }
+
+    #[test]
+    fn each_alarm_of_the_metadata_store_fails() {
+        let mut pool = pool();
+        assert!(found(&pool).is_empty());
+        pool.alarms = vec!["/data is full".to_owned(), "NOSPACE".to_owned()];
+        let alarms = found(&pool);
+        assert_eq!(weights(&alarms), [Weight::Unreachable; 2]);
+        assert!(alarms[0].text.contains("/data is full"), "{alarms:?}");
+        assert!(alarms[1].text.contains("NOSPACE"), "{alarms:?}");
+    }
+
+    #[test]
+    fn masters_of_several_pools_fail_with_the_pool_of_each() {
+        let mut pool = pool();
+        let named = |address: &str, cluster_id: &str| NamedPool {
+            address: address.to_owned(),
+            cluster_id: cluster_id.to_owned(),
+        };
+        pool.pools = vec![named("http://a:1", "1d"), named("http://b:1", "1d")];
+        assert!(found(&pool).is_empty());
+        pool.pools.push(named("http://c:1", "2e"));
+        let several = found(&pool);
+        assert_eq!(weights(&several), [Weight::Fails]);
+        for part in ["http://a:1 is of 1d", "http://c:1 is of 2e"] {
+            assert!(several[0].text.contains(part), "{several:?}");
+        }
     }
 
     #[test]

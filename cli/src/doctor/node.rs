@@ -42,6 +42,9 @@ pub(crate) struct Way {
     pub(crate) works: bool,
     /// The finding, or the reason why the transport does not work.
     pub(crate) reason: String,
+    /// Whether the node answered that this token may not use the transport.
+    #[serde(skip)]
+    pub(crate) is_forbidden: bool,
     /// Time to open a link.
     pub(crate) opened_micros: Option<f64>,
     /// Median round trip of the pings.
@@ -75,8 +78,17 @@ impl Way {
             transport,
             works: false,
             reason: reason.into(),
+            is_forbidden: false,
             opened_micros: None,
             round_trip_micros: None,
+        }
+    }
+
+    /// A transport that `error` kept from opening.
+    fn refused(transport: Transport, error: &TransferError) -> Self {
+        Self {
+            is_forbidden: error.code == Code::Forbidden,
+            ..Self::fails(transport, error.to_string())
         }
     }
 
@@ -158,7 +170,7 @@ impl Prober {
         let pinger = self.tls.clone().filter(|_| has_tls);
         let reply = match open(move || tcp::connect_with(resolved, asked, by, &options)).await {
             Ok(reply) => reply,
-            Err(error) => return fails(error.to_string()),
+            Err(error) => return (Way::refused(Transport::Tcp, &error), None, None),
         };
         let opened = begin.elapsed();
         let pinged = tokio::time::timeout(
@@ -226,7 +238,10 @@ impl Prober {
                 let reason = format!("on this host, {}", path.display());
                 Way::works(Transport::Shm, begin.elapsed(), reason)
             }
-            Err(error) => fails(told(&path, &error)),
+            Err(error) => Way {
+                reason: told(&path, &error.to_string()),
+                ..Way::refused(Transport::Shm, &error)
+            },
         }
     }
 
@@ -251,7 +266,7 @@ impl Prober {
         let connect = move || rdma::connect_with(&fabric, address, asked, by, tls.as_ref());
         match open(connect).await {
             Ok(_) => Way::works(Transport::Rdma, begin.elapsed(), format!("from {ports}")),
-            Err(error) => fails(error.to_string()),
+            Err(error) => Way::refused(Transport::Rdma, &error),
         }
     }
 
@@ -261,11 +276,16 @@ impl Prober {
 }
 
 /// Opens a link and closes it again. Both may block.
-async fn open(connect: impl FnOnce() -> Opened + Send + 'static) -> Result<HelloReply, String> {
+async fn open(
+    connect: impl FnOnce() -> Opened + Send + 'static,
+) -> Result<HelloReply, TransferError> {
     let opened = tokio::task::spawn_blocking(|| connect().map(|(_, reply)| reply)).await;
-    opened
-        .map_err(|panic| panic.to_string())?
-        .map_err(|error| error.to_string())
+    opened.unwrap_or_else(|panic| {
+        Err(TransferError {
+            code: Code::Internal,
+            message: panic.to_string(),
+        })
+    })
 }
 
 /// The median time of a ping to the node at `address`.

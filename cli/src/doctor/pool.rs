@@ -29,6 +29,10 @@ pub(crate) struct Pool {
     pub(crate) leader: Option<String>,
     /// Why the leader takes no changes; `None` if it takes them.
     pub(crate) read_only: Option<String>,
+    /// The alarms of the metadata store.
+    pub(crate) alarms: Vec<String>,
+    /// The pool of each named master that tells it. Empty if only one master is named.
+    pub(crate) pools: Vec<NamedPool>,
     pub(crate) masters: Vec<Master>,
     pub(crate) nodes: Vec<Node>,
     /// Whether the token does not show the nodes.
@@ -49,6 +53,13 @@ pub(crate) struct Failure {
     pub(crate) reason: String,
     /// Whether no master answered: exit code 4.
     pub(crate) unreachable: bool,
+}
+
+/// The pool of one named master.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct NamedPool {
+    pub(crate) address: String,
+    pub(crate) cluster_id: String,
 }
 
 /// One master.
@@ -84,6 +95,8 @@ impl Pool {
             failure: None,
             leader: None,
             read_only: None,
+            alarms: Vec::new(),
+            pools: Vec::new(),
             masters: Vec::new(),
             nodes: Vec::new(),
             is_hidden: false,
@@ -130,10 +143,24 @@ impl Pool {
 
     async fn ask_masters(&mut self, connection: &Connection) -> anyhow::Result<()> {
         let timeout = connection.timeout.min(TIMEOUT);
-        let status = masters::status(connection, timeout).await?;
+        let status = Box::pin(masters::status(connection, timeout));
+        let pools = Box::pin(async {
+            match connection.masters().len() {
+                0 | 1 => Ok(Vec::new()),
+                _ => masters::pools(connection, timeout).await,
+            }
+        });
+        let (status, pools) = tokio::join!(status, pools);
+        let pools = pools?.into_iter().map(|(address, pool)| NamedPool {
+            address,
+            cluster_id: pool.to_string(),
+        });
+        self.pools = pools.collect();
+        let status = status?;
         self.read_only = masters::read_only(&status);
         self.problems = masters::problems(&status);
         self.leader = status.leader;
+        self.alarms = status.alarms;
         let members = status.members.into_iter().map(|member| Master {
             address: member.address,
             role: Some(member.role),

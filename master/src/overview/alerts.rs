@@ -464,26 +464,39 @@ fn faults(recent: &Totals, alerts: &mut Vec<Alert>) {
         (
             recent.replicas_corrupt,
             "kvpool_master_replicas_corrupt_total",
-            "replicas were corrupt on their own node. Its memory may be faulty: check that host",
+            "replica was corrupt on its own node",
+            "replicas were corrupt on their own node",
+            "The memory or an SSD of a host may be faulty: check it, and run `kvctl ssd verify`",
         ),
         (
             recent.checksum_reports,
             "kvpool_master_checksum_reports_total",
-            "replicas reached clients with a wrong checksum and were discarded. Check the memory of the hosts",
+            "report of a client named a replica with a wrong checksum",
+            "reports of clients named replicas with a wrong checksum",
+            "Check the memory of the hosts",
         ),
         (
             recent.unreachable_reports,
             "kvpool_master_unreachable_reports_total",
-            "replicas could not be reached by clients. Run `kvctl doctor` on the client's host",
+            "report of a client named a replica that it could not reach",
+            "reports of clients named replicas that they could not reach",
+            "Run `kvctl doctor` on the client's host",
         ),
         (
             recent.blocks_lost,
             "kvpool_master_blocks_lost_total",
-            "blocks were lost with the node of their last replica. Workers compute them again",
+            "block was lost with the node of its last replica",
+            "blocks were lost with the node of their last replica",
+            "Workers compute them again",
         ),
     ];
-    for (count, metric, meaning) in rules.into_iter().filter(|(count, ..)| *count > 0) {
-        let message = format!("In the last minutes {count} {meaning}");
+    for (count, metric, one, many, advice) in rules {
+        let meaning = match count {
+            0 => continue,
+            1 => one,
+            _ => many,
+        };
+        let message = format!("In the last minutes {count} {meaning}. {advice}");
         let alert = Alert::new(Severity::Warning, AlertKind::Fault, "", message);
         alerts.push(alert.metric(metric));
     }

@@ -101,13 +101,13 @@ impl SsdConfig {
                     return Err(twice("size="));
                 }
                 let bad = || BadSsd::Size(size.to_owned());
-                let size: ByteSize = size.parse().map_err(|_| bad())?;
-                medium.size = Some(size).filter(|size| size.0 > 0);
+                let bytes = kvpool_types::size::parse(size).map_err(|_| bad())?;
+                medium.size = Some(ByteSize(bytes)).filter(|size| size.0 > 0);
                 if medium.size.is_none() {
                     return Err(bad());
                 }
                 if medium.size < Some(LEAST) {
-                    return Err(BadSsd::Small(size.to_string()));
+                    return Err(BadSsd::Small(ByteSize(bytes).to_string()));
                 }
                 medium.size = Some(ByteSize(size.0 / GRANULE * GRANULE));
             } else if let Some(text) = item.strip_prefix("dwpd=") {
@@ -205,6 +205,7 @@ mod tests {
             ("path=/a,path=/a", BadSsd::Path("/a".into())),
             ("path=/a,size=much", BadSsd::Size("much".into())),
             ("path=/a,size=0", BadSsd::Size("0".into())),
+            ("path=/a,size=99999EiB", BadSsd::Size("99999EiB".into())),
             ("path=/a,size=1MiB", BadSsd::Small("1.0 MiB".into())),
             ("path=/a,dwpd=0", BadSsd::Dwpd("0".into())),
             ("path=/a,dwpd=x", BadSsd::Dwpd("x".into())),

@@ -2,6 +2,7 @@
 
 use kvpool_client::{Client, PutBlock, PutOptions, Remove, RemoveError};
 use kvpool_tests::blocks::{check_all, key, put_all, source};
+use kvpool_tests::daemon::path_of;
 use kvpool_tests::{Cluster, Options};
 use kvpool_types::Code;
 use std::io::Write;
@@ -129,7 +130,21 @@ async fn puts_fail_with_the_reason_while_the_data_directory_is_full_and_then_go_
             "{refused}"
         );
         let alarms = || cluster.master.metric("kvpool_master_store_alarms").unwrap();
-        assert_eq!(alarms(), 1.0, "`kvctl status` and `kvctl doctor` name it");
+        assert_eq!(alarms(), 1.0);
+        for (command, code) in [("status", 0), ("doctor", 4)] {
+            let output = Command::new(path_of("kvctl").unwrap())
+                .args([command, "--output", "json"])
+                .args(["--master", &cluster.master_url()])
+                .output()
+                .unwrap();
+            assert_eq!(output.status.code(), Some(code), "{output:?}");
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(
+                said.contains("the metadata store raises an alarm"),
+                "{said}"
+            );
+            assert!(said.contains(disk.data().to_str().unwrap()), "{said}");
+        }
         let held = stored.load(Ordering::Acquire);
         assert!(held > before, "round {round}");
         let tally = check_all(&client, held.saturating_sub(500)..held, LENGTH).await;

@@ -172,6 +172,48 @@ fn a_node_that_takes_callers_without_a_token_is_named() {
     drop(open);
 }
 
+/// The role that `kvctl doctor` itself recommends.
+#[test]
+fn an_operator_is_told_that_its_token_opens_no_data_port() {
+    let tokens = Tokens::new().unwrap();
+    tokens.write("operator", 3600).unwrap();
+    let cluster = Cluster::start(Options {
+        nodes: 1,
+        master: tokens.flags(),
+        node: tokens.node_flags(),
+        ..Options::default()
+    })
+    .unwrap();
+    let operator = tokens.file("operator").display().to_string();
+    let (code, told) = report(&cluster.master_url(), &["--token-file", &operator]);
+    assert_eq!(code, Some(0), "{told}");
+    let found = findings(&told);
+    let expected = "this token may not use the data port of node node-0";
+    assert!(found.contains(expected), "{found}");
+    assert!(!found.contains("cannot be reached"), "{found}");
+}
+
+#[test]
+fn masters_of_two_pools_are_named_with_the_pool_of_each() {
+    let (a, b) = (
+        Cluster::start(Options::default()).unwrap(),
+        Cluster::start(Options::default()).unwrap(),
+    );
+    let (a, b) = (a.master_url(), b.master_url());
+    let (code, told) = report(&format!("{a},{b}"), &[]);
+    assert_eq!(code, Some(1), "{told}");
+    let found = findings(&told);
+    assert!(
+        found.contains("the named masters are of several pools"),
+        "{found}"
+    );
+    for master in [&a, &b] {
+        assert!(found.contains(&format!("{master} is of ")), "{found}");
+    }
+    let (code, told) = report(&format!("{a},{a}"), &[]);
+    assert_eq!(code, Some(0), "{told}");
+}
+
 /// Without tokens the pool would also answer these commands without the files.
 #[test]
 fn a_named_file_that_cannot_be_used_fails_every_command_that_asks_a_master() {

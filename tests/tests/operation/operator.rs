@@ -74,6 +74,10 @@ async fn arguments_that_say_nothing_or_contradict_each_other_are_refused() {
     };
     let none = refused(&["put", "a", "Cargo.toml", "--replicas", "0"]);
     assert!(none.contains("--replicas"), "{none}");
+    for size in ["99999EiB", "0.1B"] {
+        let refused = refused(&["namespace", "create", "sized", "--memory-hard", size]);
+        assert!(refused.contains(&format!("{size:?} is ")), "{refused}");
+    }
     let unnamed = refused(&["namespace", "create", ""]);
     assert!(unnamed.contains("the name is empty"), "{unnamed}");
     // The master reads an empty name as any node.

@@ -1,9 +1,13 @@
 //! The output of kvctl to a terminal, to a program, and to a closed pipe.
 
+use kvpool_client::{Client, TransportChoice};
+use kvpool_tests::blocks::{check_all, put_all};
 use kvpool_tests::daemon::path_of;
 use kvpool_tests::{Cluster, Options};
+use rustix::process::Signal;
 use serde_json::Value;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 fn command(master: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(path_of("kvctl").unwrap());
@@ -172,6 +176,31 @@ fn a_master_is_named_with_or_without_its_scheme_and_a_wrong_name_is_a_wrong_comm
 }
 
 #[test]
+fn a_variable_that_cannot_be_used_fails_only_where_its_flag_is_absent() {
+    let cluster = Cluster::start(Options::default()).unwrap();
+    let master = cluster.master_url();
+    let named = command(&master, &["ls"])
+        .env("KVPOOL_MASTER", "zz")
+        .env("KVPOOL_NAMESPACE", "")
+        .env("KVPOOL_TLS_CA", "")
+        .output()
+        .unwrap();
+    assert!(named.status.success(), "{named:?}");
+    let refused = Command::new(path_of("kvctl").unwrap())
+        .arg("ls")
+        .env("KVPOOL_MASTER", "zz")
+        .output()
+        .unwrap();
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    let said = text(&refused.stderr);
+    let expected = "the environment variable KVPOOL_MASTER cannot be used";
+    assert!(
+        said.contains(expected) && said.contains("HOST:PORT"),
+        "{said}"
+    );
+}
+
+#[test]
 fn the_http_port_says_that_it_is_not_where_the_pool_is_served() {
     let cluster = Cluster::start(Options::default()).unwrap();
     let http = format!("http://{}", cluster.master.http);
@@ -243,4 +272,32 @@ fn status_shows_rates_and_what_is_wrong_and_all_counters_only_when_asked() {
         .unwrap();
     let shown = text(&kvctl(&master, &["status", "--over", "0s"]).stdout);
     assert!(shown.contains("node-0 is suspect"), "{shown}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn status_tells_the_faults_of_the_last_minutes_as_reports() {
+    let cluster = Cluster::start(Options::default()).unwrap();
+    let options = kvpool_client::Options {
+        transport: TransportChoice::Tcp,
+        ..cluster.client_options()
+    };
+    let client = Client::connect(options).await.unwrap();
+    put_all(&client, 0..4, 4096).await.unwrap();
+    cluster.nodes[0].signal(Signal::KILL).unwrap();
+    let limit = Instant::now() + Duration::from_secs(20);
+    let told = loop {
+        // Each failed get reports the replica, until the node is suspect.
+        check_all(&client, 0..4, 4096).await;
+        let status = kvctl(&cluster.master_url(), &["status", "--over", "0s"]);
+        let shown = text(&status.stdout);
+        if let Some(told) = shown
+            .lines()
+            .find(|line| line.contains("in the last minutes"))
+        {
+            break told.to_owned();
+        }
+        assert!(Instant::now() < limit, "{shown}");
+    };
+    assert!(told.starts_with("in the last minutes "), "{told}");
+    assert!(told.contains("could not reach"), "{told}");
 }

@@ -5,8 +5,10 @@ use kvpool_client::{Client, Options};
 use kvpool_etcd::testing::{Etcd, Setup};
 use kvpool_tests::Daemon;
 use kvpool_tests::blocks::{Tally, check_all, put_all};
+use kvpool_tests::daemon::path_of;
 use kvpool_tests::masters;
 use std::path::Path;
+use std::process::Command;
 
 const BLOCKS: u64 = 64;
 
@@ -115,4 +117,23 @@ async fn what_etcd_refuses_ends_kvmaster_with_the_reason() {
         assert!(said.contains(reason), "{said}");
         assert!(!said.contains("abracadabra"), "{said}");
     }
+}
+
+/// `--print-config` would show it to whoever reads the output.
+#[test]
+fn a_password_in_the_url_of_etcd_is_refused_and_never_printed() {
+    let printed = Command::new(path_of("kvmaster").unwrap())
+        .args(["--etcd", "http://root:abracadabra@127.0.0.1:2379"])
+        .arg("--print-config")
+        .output()
+        .unwrap();
+    assert_eq!(printed.status.code(), Some(1), "{printed:?}");
+    let text = [&printed.stdout[..], &printed.stderr[..]].concat();
+    let text = String::from_utf8(text).unwrap();
+    assert!(
+        text.contains("invalid value for `etcd` in the command line"),
+        "{text}"
+    );
+    assert!(text.contains("--etcd-password-file"), "{text}");
+    assert!(!text.contains("abracadabra"), "{text}");
 }

@@ -3,6 +3,7 @@
 use crate::context::Context;
 use crate::exit;
 use crate::handoff::{self, Load, PAGE_BYTES, Report};
+use crate::size::parse_size;
 use bytesize::ByteSize;
 use clap::value_parser;
 use std::path::PathBuf;
@@ -25,7 +26,7 @@ Examples:
   kvctl bench handoff --output json | jq .cases.push.of_tcp")]
 pub(super) struct Args {
     /// Bytes of one hand-off: whole MiB, at most 16GiB
-    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size)]
     size: ByteSize,
     /// How often each case is measured
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = value_parser!(u32).range(1..=10_000))]

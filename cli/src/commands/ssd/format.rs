@@ -4,6 +4,7 @@ use super::inspect::describe;
 use super::target::{Content, Target};
 use crate::context::Context;
 use crate::exit;
+use crate::size::parse_size;
 use anyhow::{Context as _, bail};
 use bytesize::ByteSize;
 use kvpool_disk::medium::erase;
@@ -27,7 +28,7 @@ pub(crate) struct Args {
     /// The disk, partition or file
     path: PathBuf,
     /// For a file: its size, rounded down to 4 KiB. The file is made or grown, and all its room is taken
-    #[arg(long)]
+    #[arg(long, value_parser = parse_size)]
     size: Option<ByteSize>,
     /// Format although the path holds something
     #[arg(long)]

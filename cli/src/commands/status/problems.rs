@@ -2,33 +2,8 @@
 
 use crate::silence::next_step;
 use crate::stats::percent;
-use crate::{media, output, shares, tokens};
+use crate::{masters, media, output, shares, tokens};
 use kvpool_client::{NodeStats, PoolStats};
-
-/// Counters that are 0 in a healthy pool, and the meaning of another value.
-const FAULTS: [(&str, &str); 5] = [
-    (
-        "replicas_corrupt_total",
-        "replicas or copies failed checksum verification on their node: its memory may be faulty, or an SSD \
-         (`kvctl ssd verify`)",
-    ),
-    (
-        "checksum_reports_total",
-        "replicas reached clients with a checksum mismatch and were discarded",
-    ),
-    (
-        "unreachable_reports_total",
-        "replicas could not be reached by clients: run `kvctl doctor` on the client host",
-    ),
-    (
-        "blocks_lost_total",
-        "blocks were lost with the nodes that held their last replica",
-    ),
-    (
-        "store_alarms",
-        "alarms are raised by the metadata store: `kvctl cluster` lists them",
-    ),
-];
 
 /// Above this share of the pool, quarantine is stuck: readers hold it, or nodes are silent.
 const MUCH_QUARANTINE: f64 = 10.0;
@@ -50,13 +25,24 @@ pub(super) fn of(stats: &PoolStats) -> Vec<String> {
              answer"
         ));
     }
-    for (name, meaning) in FAULTS {
-        let count = stats.counters.get(name).copied().unwrap_or_default();
-        if count > 0 {
-            problems.push(format!("{} {meaning}", output::count(count)));
-        }
-    }
     problems
+}
+
+/// The alarms of the metadata store: as a master tells them, or as the leader counts them.
+pub(super) fn of_store(stats: &PoolStats, alarms: &[String]) -> Vec<String> {
+    if !alarms.is_empty() {
+        return alarms.iter().map(|alarm| masters::alarm(alarm)).collect();
+    }
+    let count = stats.counters.get("store_alarms").copied();
+    let told = match count.unwrap_or_default() {
+        0 => return Vec::new(),
+        1 => "an alarm: `kvctl cluster` names it".to_owned(),
+        count => format!(
+            "{} alarms: `kvctl cluster` names them",
+            output::count(count)
+        ),
+    };
+    vec![format!("the metadata store raises {told}")]
 }
 
 /// The problem of a node that is not live. `with_ssds`: it drains with its SSDs.
@@ -166,11 +152,33 @@ mod tests {
         assert!(text.contains("Keep its disks"), "{text}");
     }
 
+    /// The counters of the leader never fall.
     #[test]
-    fn a_healthy_pool_has_no_problems_and_each_fault_is_reported_once() {
+    fn faults_of_the_past_are_no_present_problems() {
+        let healed = stats(&[
+            ("replicas_corrupt_total", 2),
+            ("checksum_reports_total", 2),
+            ("unreachable_reports_total", 92),
+            ("blocks_lost_total", 2),
+        ]);
+        assert_eq!(of(&healed), Vec::<String>::new());
+    }
+
+    #[test]
+    fn an_alarm_of_the_metadata_store_is_named_or_at_least_counted() {
+        let one = stats(&[("store_alarms", 1)]);
+        let named = of_store(&one, &["/data is full".to_owned()]);
+        assert_eq!(named, [masters::alarm("/data is full")]);
+        let counted = |pool: &PoolStats| of_store(pool, &[]).concat();
+        assert!(counted(&one).contains("raises an alarm: "));
+        let two = stats(&[("store_alarms", 2)]);
+        assert!(counted(&two).contains("raises 2 alarms: "));
+        assert_eq!(counted(&stats(&[])), "");
+    }
+
+    #[test]
+    fn a_healthy_pool_has_no_problems_and_each_problem_is_told() {
         assert_eq!(of(&stats(&[])), Vec::<String>::new());
-        let ill = stats(&FAULTS.map(|(name, _)| (name, 2)));
-        assert_eq!(of(&ill).len(), FAULTS.len());
         let shares = stats(&[
             ("guaranteed_bytes", 3 << 30),
             ("guaranteed_excess_bytes", 1 << 30),

@@ -399,7 +399,14 @@ fn faults_stuck_quarantine_and_a_failed_store_are_alerts() {
     };
     let alerts = judged(ill, &recent);
     let faults = alerts.iter().filter(|alert| alert.kind == AlertKind::Fault);
-    assert_eq!(faults.count(), 4);
+    let faults: Vec<&str> = faults.map(|alert| alert.message.as_str()).collect();
+    assert_eq!(faults.len(), 4);
+    let one = "In the last minutes 1 replica was corrupt on its own node. ";
+    assert!(faults[0].starts_with(one), "{faults:?}");
+    // A client reports a replica each time that it fails to read it.
+    let reports =
+        "In the last minutes 3 reports of clients named replicas that they could not reach. ";
+    assert!(faults[2].starts_with(reports), "{faults:?}");
     assert_eq!(alerts[0].kind, AlertKind::StoreFailed);
     assert_eq!(alerts[1].kind, AlertKind::Quarantine);
 }
