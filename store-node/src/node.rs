@@ -427,6 +427,13 @@ impl Node {
                     Some(left) => {
                         tracing::info!(without_copy = left, took_ms, "blocks saved before the end");
                     }
+                    None if self.store.census().records == 0 => {
+                        tracing::info!(took_ms, "the node has no blocks in memory to save");
+                    }
+                    None if is_connected && is_hopeless => tracing::warn!(
+                        took_ms,
+                        "no medium takes the blocks in memory: those without a copy are lost"
+                    ),
                     None => tracing::warn!(
                         took_ms,
                         "saving blocks ended at its timeout: blocks without a copy are lost"

@@ -1,3 +1,5 @@
+mod unused;
+
 use super::disk::Disk;
 use super::*;
 use crate::config::Isolation;
