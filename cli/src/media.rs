@@ -8,6 +8,12 @@ pub(crate) fn problems(media: &[MediumStats]) -> Vec<String> {
     media.iter().filter_map(problem).collect()
 }
 
+/// Whether the pool has a medium of this node. A medium of another pool does not count.
+pub(crate) fn has_ssd(media: &[MediumStats], node: &str) -> bool {
+    let mut media = media.iter();
+    media.any(|medium| medium.node == node && medium.capacity.0 > 0)
+}
+
 fn problem(medium: &MediumStats) -> Option<String> {
     let MediumStats {
         id, node, state, ..
@@ -15,6 +21,7 @@ fn problem(medium: &MediumStats) -> Option<String> {
     let copies = output::count(medium.copies);
     let rest = match state.as_str() {
         "ready" => return None,
+        "refused" => return Some(unused(medium)),
         "read_only" => {
             "takes no writes: its blocks are read, and none is added. Check the free room and the \
              kernel log of its host"
@@ -42,6 +49,18 @@ fn problem(medium: &MediumStats) -> Option<String> {
     Some(format!("medium {id} of node {node} {rest}"))
 }
 
+/// The problem of a medium that its node does not use. The reason of the node has the remedy.
+fn unused(medium: &MediumStats) -> String {
+    let MediumStats {
+        node, path, reason, ..
+    } = medium;
+    let lost = match medium.copies {
+        0 => String::new(),
+        copies => format!(". Its {} copies are misses", output::count(copies)),
+    };
+    format!("node {node} does not use {path}: {reason}{lost}")
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -59,6 +78,8 @@ pub(crate) mod tests {
             copies: 1000,
             zone: 0,
             zone_size: Length(1 << 25),
+            path: String::new(),
+            reason: String::new(),
         }
     }
 
@@ -90,5 +111,18 @@ pub(crate) mod tests {
         let start = text.find("Start node node-1 again with this disk").unwrap();
         let detach = text.find("Only if the disk will never come back").unwrap();
         assert!(start < detach, "{text}");
+    }
+
+    #[test]
+    fn a_medium_that_its_node_does_not_use_is_named_by_its_path_with_the_reason() {
+        let mut refused = medium("refused");
+        refused.path = "/mnt/nvme/blocks".to_owned();
+        refused.reason = "it belongs to pool a, this is pool b".to_owned();
+        let text =
+            "node node-1 does not use /mnt/nvme/blocks: it belongs to pool a, this is pool b";
+        let with_copies = format!("{text}. Its 1,000 copies are misses");
+        assert_eq!(problems(&[refused.clone()]), [with_copies]);
+        refused.copies = 0;
+        assert_eq!(problems(&[refused]), [text]);
     }
 }

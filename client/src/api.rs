@@ -246,7 +246,7 @@ pub struct PoolStats {
     pub uptime: Duration,
     /// The names of the pool's namespaces.
     pub namespaces: Vec<String>,
-    /// The SSD media, including media that no node has attached now.
+    /// The SSD media, including media that no node has attached now, and media that nodes have and do not use.
     pub media: Vec<MediumStats>,
     /// The faults of the leader's key files, policy file and certificate files, one sentence each.
     pub problems: Vec<String>,
@@ -255,13 +255,14 @@ pub struct PoolStats {
 /// One SSD medium, as the master sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MediumStats {
-    /// The medium.
+    /// The medium; 0 for a refused medium without a known id.
     pub id: MediumId,
     /// The id of the medium's segment.
     pub segment: kvpool_types::SegmentId,
     /// The name of the node that attached the medium last.
     pub node: String,
-    /// The medium's state: `ready`, `read_only`, `slow`, `gone`, `attaching` or `absent`.
+    /// The medium's state: `ready`, `read_only`, `slow`, `gone`, `attaching`, `absent` or `refused`. A refused medium
+    /// of another pool has neither a segment nor bytes.
     pub state: String,
     /// The number of its last attachment.
     pub generation: u64,
@@ -275,6 +276,10 @@ pub struct MediumStats {
     pub zone: u32,
     /// The length of a zone in bytes.
     pub zone_size: Length,
+    /// For a refused medium, its path at the node; otherwise empty.
+    pub path: String,
+    /// For a refused medium, why the node does not use it; otherwise empty.
+    pub reason: String,
 }
 
 /// The outcome of [`Client::detach_medium`](crate::Client::detach_medium).

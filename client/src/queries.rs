@@ -555,6 +555,8 @@ fn read_medium(wire: kvpool_proto::MediumStats) -> Result<MediumStats, ControlEr
         copies: wire.copies,
         zone: wire.zone,
         zone_size: Length(wire.zone_bytes),
+        path: wire.path,
+        reason: wire.reason,
     })
 }
 

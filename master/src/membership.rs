@@ -19,12 +19,14 @@
 mod cancellations;
 mod departure;
 mod table;
+mod unused;
 
 use cancellations::Cancellations;
 pub use cancellations::DrainReport;
 pub(crate) use cancellations::{Question, UndrainOutcome};
 use departure::Departure;
 pub use table::{Judged, Members, Registration};
+pub use unused::UnusedMedium;
 
 use crate::clock::BootInstant;
 use kvpool_proto as proto;
@@ -101,7 +103,7 @@ pub type Outbox = UnboundedSender<Result<proto::MasterMessage, tonic::Status>>;
 
 /// The most problems that are kept of a node.
 const MOST_PROBLEMS: usize = 4;
-/// The most characters that are kept of one problem.
+/// The most characters that are kept of one problem, and of other texts of a node.
 const LONGEST_PROBLEM: usize = 500;
 
 /// The figures of the last heartbeat.
@@ -138,6 +140,8 @@ struct NodeSession {
     last_heard: BootInstant,
     silence: Silence,
     reported: Reported,
+    /// The media that the node does not use.
+    unused: Vec<UnusedMedium>,
 }
 
 impl NodeSession {
@@ -145,6 +149,7 @@ impl NodeSession {
         if self.outbox.take().is_some() {
             self.broken = now;
         }
+        self.unused.clear();
     }
 }
 
@@ -681,12 +686,8 @@ impl StoreNode {
         if said.is_empty() && self.problems.read().is_empty() {
             return;
         }
-        let short = |said: String| -> String {
-            let shown = said.chars().filter(|one| !one.is_control());
-            shown.take(LONGEST_PROBLEM).collect()
-        };
-        let said = said.into_iter().take(MOST_PROBLEMS).map(short);
-        *self.problems.write() = said.collect();
+        let said = said.into_iter().take(MOST_PROBLEMS);
+        *self.problems.write() = said.map(|said| short(&said)).collect();
     }
 
     /// True while a session is open.
@@ -702,6 +703,7 @@ impl StoreNode {
         session.number = number;
         session.outbox = Some(outbox);
         session.last_heard = now;
+        session.unused.clear();
         number
     }
 
@@ -777,6 +779,12 @@ impl StoreNode {
             let _ended = outbox.send(Ok(proto::MasterMessage { body: Some(body) }));
         }
     }
+}
+
+/// A text of a node as operators read it.
+fn short(said: &str) -> String {
+    let shown = said.chars().filter(|one| !one.is_control());
+    shown.take(LONGEST_PROBLEM).collect()
 }
 
 #[cfg(test)]

@@ -590,10 +590,11 @@ impl Metrics {
         self.media_due_bytes.set(whole(due));
     }
 
-    /// Records the state of the media.
-    pub(crate) fn watch_each_medium(&self, media: &[MediumView]) {
+    /// Records the state of the media, and of `unused` more that nodes do not use.
+    pub(crate) fn watch_each_medium(&self, media: &[MediumView], unused: usize) {
         for state in MEDIUM_STATES {
-            let with = media.iter().filter(|medium| medium.state == state).count();
+            let beside = if state == "refused" { unused } else { 0 };
+            let with = media.iter().filter(|medium| medium.state == state).count() + beside;
             let gauge = self.media.with_label_values(&[state]);
             gauge.set(whole(with as u64));
         }

@@ -18,7 +18,7 @@ mod uses;
 mod watch;
 
 pub use alerts::{Alert, AlertKind, Severity};
-pub use facts::{Fill, MasterFacts, MediumFacts, NodeFacts, Overview, PoolFacts};
+pub use facts::{Fill, MasterFacts, MediumFacts, NodeFacts, Overview, PoolFacts, UnusedFacts};
 pub use history::{History, Point};
 pub use listeners::Listeners;
 pub use uses::NamespaceUse;

@@ -26,6 +26,7 @@
 mod config;
 mod disk;
 mod health;
+mod refusals;
 #[cfg(feature = "simulation")]
 mod simulated;
 #[cfg(test)]
@@ -42,6 +43,7 @@ use kvpool_disk::{Arena, Engine, OpenError, Options, open, open_in};
 use kvpool_proto::{self as proto, node_message::Body as ToMaster};
 use kvpool_types::{ClusterId, Incarnation, MediumId};
 use parking_lot::{Condvar, Mutex};
+use std::collections::BTreeMap;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -201,6 +203,10 @@ struct Told {
     states: Vec<proto::MediumState>,
     /// The number of media that the session was offered.
     offered: usize,
+    /// The number of media that the session was told to be unused.
+    unused: usize,
+    /// The offered media that the master refuses, with the reasons.
+    refused: BTreeMap<MediumId, String>,
     /// Whether some disk could not report its content yet.
     is_partial: bool,
     /// Whether an offer is due even without further media: the first offer, and one after a change of state.
@@ -291,7 +297,14 @@ impl Media {
 
     /// Queues an order of the master to attach a medium.
     pub(crate) fn attach(&self, cluster: ClusterId, order: proto::AttachMedium, answers: Answers) {
+        self.shared.note_answer(&order.medium_id, None, &answers);
         self.shared.push(Job::Attach(cluster, order, answers));
+    }
+
+    /// Notes that the master refuses an offered medium. The medium may be attached once the master orders that.
+    pub(crate) fn refuse(&self, order: proto::RefuseMedium, answers: &Answers) {
+        let proto::RefuseMedium { medium_id, reason } = order;
+        self.shared.note_answer(&medium_id, Some(reason), answers);
     }
 
     /// Queues an order of the master to format a medium.
@@ -345,9 +358,13 @@ impl Media {
 
     /// Whether a medium is attached. A medium whose disk is busy counts as attached.
     pub(crate) fn is_attached(&self) -> bool {
-        self.shared.disks.iter().any(|disk| {
-            disk.try_lock()
-                .is_none_or(|disk| matches!(disk.attachment(), Attachment::Attached))
+        let mut disks = self.shared.disks.iter().zip(&self.shared.fronts);
+        disks.any(|(disk, front)| {
+            let is_attached = || {
+                disk.try_lock()
+                    .is_none_or(|disk| matches!(disk.attachment(), Attachment::Attached))
+            };
+            self.shared.refusal_of(front).is_none() && is_attached()
         })
     }
 
@@ -364,9 +381,12 @@ impl Media {
         let disks = self.shared.disks.iter().zip(&self.shared.fronts);
         let status = disks.map(|(disk, front)| MediumStatus {
             path: front.health.path().to_owned(),
-            attachment: disk
-                .try_lock()
-                .map_or(Attachment::Pending, |disk| disk.attachment()),
+            attachment: match self.shared.refusal_of(front) {
+                Some(reason) => Attachment::Refused(reason),
+                None => disk
+                    .try_lock()
+                    .map_or(Attachment::Pending, |disk| disk.attachment()),
+            },
         });
         status.collect()
     }
@@ -534,9 +554,16 @@ impl Shared {
             let is_slow = now.duration_since(told.begun) >= SLOW_OFFER;
             told.is_partial || has_changed || (told.is_due && is_slow)
         };
+        if is_due {
+            self.offer_again();
+        }
+    }
+
+    /// Queues another offer to the present session, unless one waits already.
+    fn offer_again(&self) {
         let mut work = self.work.lock();
         let is_offer = |job: &Job| matches!(job, Job::OfferAgain);
-        if is_due && !work.attachments.iter().any(is_offer) {
+        if !work.attachments.iter().any(is_offer) {
             work.add(Job::OfferAgain);
             drop(work);
             self.changed.notify(Duty::Attach, 1);
@@ -590,7 +617,8 @@ impl Shared {
                         // A failure means that the session has ended.
                         let _ended = answers.send(ToMaster::MediumAttached(attached));
                     }
-                    Some(Ok(false)) | None => {}
+                    Some(Ok(false)) => self.list_again(&answers),
+                    None => {}
                 }
             }
             Job::Reset(cluster, medium, answers) => {
@@ -617,6 +645,8 @@ impl Shared {
             answers: answers.clone(),
             states: self.states(),
             offered: 0,
+            unused: 0,
+            refused: BTreeMap::new(),
             is_partial: false,
             is_due: true,
             begun: tokio::time::Instant::now(),
@@ -672,7 +702,7 @@ impl Shared {
             told.as_ref()
                 .is_some_and(|told| told.answers.same_channel(&answers))
         };
-        let mut media = Vec::new();
+        let (mut media, mut unused) = (Vec::new(), Vec::new());
         let mut is_partial = false;
         for (disk, front) in self.disks.iter().zip(&self.fronts) {
             let disk = disk.try_lock_for(BRIEFLY);
@@ -682,9 +712,12 @@ impl Shared {
                 return;
             }
             let until = kvpool_seams::end_of_wait(SETTLE);
-            match disk.map(|mut disk| disk.offer(cluster, until)) {
-                Some(Ok(offered)) => media.extend(offered.map(|offered| (front, offered))),
-                Some(Err(NotYet)) | None => is_partial = true,
+            match disk.map(|mut disk| (disk.offer(cluster, until), disk.unused())) {
+                Some((Ok(offered), no_use)) => {
+                    media.extend(offered.map(|offered| (front, offered)));
+                    unused.extend(no_use);
+                }
+                Some((Err(NotYet), _)) | None => is_partial = true,
             }
         }
         let mut told = self.told.lock();
@@ -692,9 +725,16 @@ impl Shared {
         let Some(told) = told.filter(|told| told.answers.same_channel(&answers)) else {
             return;
         };
-        let is_more = media.len() > told.offered;
-        (told.offered, told.is_partial) = (media.len(), is_partial);
-        let is_known = !media.is_empty() || !is_partial;
+        let refused = self.fronts.iter().filter_map(|front| {
+            let medium = front.id()?;
+            let reason = told.refused.get(&medium)?;
+            Some(disk::unused(front.health.path(), reason, Some(medium)))
+        });
+        unused.extend(refused);
+        let is_more = media.len() > told.offered || unused.len() > told.unused;
+        (told.offered, told.unused) = (media.len(), unused.len());
+        told.is_partial = is_partial;
+        let is_known = !media.is_empty() || !unused.is_empty() || !is_partial;
         if is_more || (told.is_due && is_known) {
             told.is_due = false;
             let now = kvpool_seams::boot_time();
@@ -707,7 +747,7 @@ impl Shared {
                     ..offered
                 });
             let media = media.collect();
-            let _ended = answers.send(ToMaster::Media(proto::Media { media }));
+            let _ended = answers.send(ToMaster::Media(proto::Media { media, unused }));
         }
     }
 

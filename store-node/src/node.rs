@@ -447,6 +447,13 @@ impl Node {
                         "blocks were moved or copied before the stop, and some are lost: they found no place on an \
                          SSD of this node or on another node. Before the next stop, `kvctl node drain` says why"
                     ),
+                    None if self.store.census().records == 0 => {
+                        tracing::info!(took_ms, "the node has no blocks in memory to save");
+                    }
+                    None if is_connected && is_hopeless => tracing::warn!(
+                        took_ms,
+                        "no medium takes the blocks in memory: those without a copy are lost"
+                    ),
                     None => tracing::warn!(
                         took_ms,
                         "saving blocks ended at its timeout: blocks without a copy are lost"

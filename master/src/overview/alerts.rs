@@ -1,6 +1,6 @@
 //! The present alerts, by rules on the facts of an overview.
 
-use super::facts::{MediumFacts, NodeFacts, Overview, PoolFacts};
+use super::facts::{MediumFacts, NodeFacts, Overview, PoolFacts, UnusedFacts};
 use crate::metrics::Totals;
 use crate::placement::{Usage, share};
 use serde::Serialize;
@@ -124,6 +124,8 @@ pub(super) fn judge(overview: &mut Overview, recent: &Recent) {
         alerts.extend(silent(node));
         let media = node.media.iter();
         alerts.extend(media.filter_map(|medium| unfit(medium, &node.name)));
+        let unused = node.unused_media.iter();
+        alerts.extend(unused.map(|medium| not_used(medium, &node.name)));
     }
     alerts.extend(unusable_files(overview));
     faults(&recent.faults, &mut alerts);
@@ -405,10 +407,19 @@ fn stops_early(node: &NodeFacts, held: &str, left: Option<u64>) -> (Severity, St
     (severity, rest)
 }
 
+/// The alert of a medium that its node does not use.
+fn not_used(medium: &UnusedFacts, node: &str) -> Alert {
+    let UnusedFacts { path, reason, .. } = medium;
+    let message = format!("Node {node} does not use {path}: {reason}");
+    let alert = Alert::new(Severity::Warning, AlertKind::Medium, path, message);
+    alert.metric("kvpool_master_media")
+}
+
 fn unfit(medium: &MediumFacts, node: &str) -> Option<Alert> {
     let (id, copies) = (&medium.id, medium.copies);
     let (severity, rest) = match medium.state {
-        "ready" => return None,
+        // Its node says why it is refused: see `not_used`.
+        "ready" | "refused" => return None,
         "read_only" => (
             Severity::Warning,
             "takes no writes: its blocks are read, and none is added. Check the free room and the kernel \

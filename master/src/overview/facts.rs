@@ -4,6 +4,7 @@ use super::alerts::{self, Alert};
 use super::history::Point;
 use super::uses::{NamespaceUse, SHOWN};
 use crate::leadership::{Role, Seat};
+use crate::membership::UnusedMedium;
 use crate::pool::{MediumView, Pool};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -27,7 +28,7 @@ pub struct Fill {
 pub struct MediumFacts {
     /// The id.
     pub id: String,
-    /// `ready`, `read_only`, `slow`, `gone`, `attaching` or `absent`.
+    /// `ready`, `read_only`, `slow`, `gone`, `attaching`, `absent` or `refused`.
     pub state: &'static str,
     /// Bytes for blocks with their headers.
     pub capacity_bytes: u64,
@@ -35,6 +36,17 @@ pub struct MediumFacts {
     pub used_bytes: u64,
     /// Copies of blocks.
     pub copies: u64,
+}
+
+/// A disk, partition or file that its node does not use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct UnusedFacts {
+    /// Its path at the node.
+    pub path: String,
+    /// Why the node does not use it.
+    pub reason: String,
+    /// The id of its medium; empty when unknown.
+    pub id: String,
 }
 
 /// One node.
@@ -66,6 +78,8 @@ pub struct NodeFacts {
     pub fill: Fill,
     /// Its media.
     pub media: Vec<MediumFacts>,
+    /// The media that it has and does not use.
+    pub unused_media: Vec<UnusedFacts>,
     /// The problems that the node reports about its files of tokens, keys and certificates, one
     /// sentence each.
     pub problems: Vec<String>,
@@ -248,6 +262,7 @@ pub(super) fn add_pool(overview: &mut Overview, pool: &Pool) {
             stops: node.stops(),
             fill,
             media,
+            unused_media: node.unused_media().into_iter().map(unused_facts).collect(),
             problems: node.problems(),
         }
     });
@@ -260,6 +275,14 @@ pub(super) fn add_pool(overview: &mut Overview, pool: &Pool) {
         ..NodeFacts::default()
     });
     overview.nodes.extend(absent);
+}
+
+fn unused_facts(unused: UnusedMedium) -> UnusedFacts {
+    UnusedFacts {
+        path: unused.path,
+        reason: unused.reason,
+        id: unused.medium.map_or_else(String::new, |id| id.to_string()),
+    }
 }
 
 fn medium_facts(medium: &MediumView) -> MediumFacts {

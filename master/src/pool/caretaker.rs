@@ -158,6 +158,7 @@ impl Pool {
         self.metrics.watch_nodes(&labels);
         self.metrics.watch_left_blocks(&nodes);
         self.metrics.watch_media(self.bytes_due());
-        self.metrics.watch_each_medium(&self.media());
+        let unused = self.unused_media().len();
+        self.metrics.watch_each_medium(&self.media(), unused);
     }
 }

@@ -1,6 +1,7 @@
 //! The HTTP port: probes, metrics, the page, and a read-only JSON view of nodes, segments and counters.
 
 use crate::leadership::{Role, Seat};
+use crate::membership::UnusedMedium;
 use crate::overview::Watch;
 use crate::pool::{MediumView, Pool};
 use axum::extract::State;
@@ -9,6 +10,7 @@ use axum::routing::get;
 use axum::{Json, Router};
 use kvpool_daemon::probe::{self, Health};
 use kvpool_proto as proto;
+use kvpool_types::{MediumId, NodeName};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -119,9 +121,28 @@ pub(super) fn stats(pool: &Pool) -> proto::StatsReply {
         counters,
         uptime_ms: pool.uptime_ms(),
         namespaces: pool.namespace_names(),
-        media: pool.media().into_iter().map(medium_stats).collect(),
+        media: media(pool),
         // The caller adds the problems of the master.
         problems: Vec::new(),
+    }
+}
+
+/// The media of the pool, and the media that nodes have and do not use.
+fn media(pool: &Pool) -> Vec<proto::MediumStats> {
+    let unused = pool.unused_media().into_iter().map(unused_stats);
+    let known = pool.media().into_iter().map(medium_stats);
+    known.chain(unused).collect()
+}
+
+fn unused_stats((node, unused): (NodeName, UnusedMedium)) -> proto::MediumStats {
+    let id = unused.medium.unwrap_or(MediumId(0));
+    proto::MediumStats {
+        medium_id: bytes::Bytes::copy_from_slice(&id.to_bytes()),
+        node: node.0,
+        state: "refused".to_owned(),
+        path: unused.path,
+        reason: unused.reason,
+        ..proto::MediumStats::default()
     }
 }
 
@@ -129,9 +150,11 @@ fn medium_stats(medium: MediumView) -> proto::MediumStats {
     let MediumView {
         record,
         state,
+        unused,
         used,
         copies,
     } = medium;
+    let (path, reason) = unused.map_or_else(Default::default, |one| (one.path, one.reason));
     proto::MediumStats {
         medium_id: bytes::Bytes::copy_from_slice(&record.medium.to_bytes()),
         segment: record.id.0,
@@ -143,6 +166,8 @@ fn medium_stats(medium: MediumView) -> proto::MediumStats {
         copies,
         zone: record.cursor,
         zone_bytes: record.zone.0,
+        path,
+        reason,
     }
 }
 

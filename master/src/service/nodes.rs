@@ -375,6 +375,7 @@ async fn converse(
                 pool.heard_verified(node, verified.ticket, verified.matches);
             }
             FromNode::Media(media) => {
+                node.note_unused(session, media.unused);
                 let offered = media.media.iter().take(MOST_MEDIA);
                 let offered = offered.filter_map(offered_medium).collect();
                 // Called before the task below, so that the lists are processed in their order.

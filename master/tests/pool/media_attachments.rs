@@ -101,6 +101,36 @@ async fn a_medium_that_is_not_what_the_pool_remembers_is_formatted() {
     assert_eq!(disk.wrong.load(Ordering::SeqCst), 0);
 }
 
+/// The node would wait for an answer, also when it stops.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_hears_that_its_medium_is_refused_and_may_attach_it_when_the_other_copy_is_gone() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let first = join(&pool, "m", 9, 8 * MIB, &disk, 64 * MIB, 4 * MIB).await;
+    wait_for_attachment(&disk).await;
+    let copy = Disk::new(1);
+    copy.generation.store(1, Ordering::SeqCst);
+    let offered = vec![copy.offer(64 * MIB, 4 * MIB)];
+    let (node, session, mut orders) = joined(&pool).await;
+    let list = offered.clone();
+    pool.media_offered(&node, session, list).await.unwrap();
+    let refusal = loop {
+        match orders.recv().await.unwrap().unwrap().body {
+            Some(Body::RefuseMedium(refusal)) => break refusal,
+            Some(Body::AttachMedium(_)) => panic!("two nodes have the medium"),
+            _ => {}
+        }
+    };
+    assert_eq!(MediumId::from_slice(&refusal.medium_id), Some(MediumId(1)));
+    assert!(refusal.reason.starts_with("node m has "), "{refusal:?}");
+
+    drop(first);
+    pool.media_offered(&node, session, offered).await.unwrap();
+    let attached = order_to_attach(&mut orders).await;
+    assert_eq!(attached, (MediumId(1), Generation(2)));
+}
+
 /// A medium whose node does not come back is forgotten in the end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_medium_that_stays_away_is_dropped() {

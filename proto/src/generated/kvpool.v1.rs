@@ -782,7 +782,7 @@ pub struct NodeStats {
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MediumStats {
-    /// 16 bytes
+    /// 16 bytes; zeros: unknown
     #[prost(bytes = "bytes", tag = "1")]
     pub medium_id: ::prost::bytes::Bytes,
     #[prost(uint32, tag = "2")]
@@ -790,7 +790,7 @@ pub struct MediumStats {
     /// which offered it last
     #[prost(string, tag = "3")]
     pub node: ::prost::alloc::string::String,
-    /// ready, read_only, slow, gone, attaching, absent
+    /// ready, read_only, slow, gone, attaching, absent, refused
     #[prost(string, tag = "4")]
     pub state: ::prost::alloc::string::String,
     #[prost(uint64, tag = "5")]
@@ -807,6 +807,12 @@ pub struct MediumStats {
     pub zone: u32,
     #[prost(uint64, tag = "10")]
     pub zone_bytes: u64,
+    /// of a refused medium at its node; empty: not said
+    #[prost(string, tag = "11")]
+    pub path: ::prost::alloc::string::String,
+    /// why the node does not use a refused medium
+    #[prost(string, tag = "12")]
+    pub reason: ::prost::alloc::string::String,
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -3157,7 +3163,7 @@ pub mod node_message {
 pub struct MasterMessage {
     #[prost(
         oneof = "master_message::Body",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13"
     )]
     pub body: ::core::option::Option<master_message::Body>,
 }
@@ -3190,6 +3196,8 @@ pub mod master_message {
         Drain(super::Drain),
         #[prost(message, tag = "12")]
         Undrain(super::Undrain),
+        #[prost(message, tag = "13")]
+        RefuseMedium(super::RefuseMedium),
     }
 }
 #[allow(clippy::all)]
@@ -3424,6 +3432,9 @@ pub struct Goodbye {}
 pub struct Media {
     #[prost(message, repeated, tag = "1")]
     pub media: ::prost::alloc::vec::Vec<OfferedMedium>,
+    /// The media that the node does not use. A medium that the master refuses is in both lists.
+    #[prost(message, repeated, tag = "2")]
+    pub unused: ::prost::alloc::vec::Vec<UnusedMedium>,
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -3447,6 +3458,19 @@ pub struct OfferedMedium {
     /// whose blocks it takes; empty: all
     #[prost(string, repeated, tag = "7")]
     pub namespaces: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// A device or file of the node that is of another pool, has failed, or is refused by the master.
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnusedMedium {
+    #[prost(string, tag = "1")]
+    pub path: ::prost::alloc::string::String,
+    /// for people
+    #[prost(string, tag = "2")]
+    pub reason: ::prost::alloc::string::String,
+    /// 16 bytes; empty: unknown
+    #[prost(bytes = "bytes", tag = "3")]
+    pub medium_id: ::prost::bytes::Bytes,
 }
 /// The node writes the generation to the medium, then confirms it.
 #[allow(clippy::all)]
@@ -3473,6 +3497,17 @@ pub struct MediumAttached {
 pub struct ResetMedium {
     #[prost(bytes = "bytes", tag = "1")]
     pub medium_id: ::prost::bytes::Bytes,
+}
+/// The pool does not accept an offered medium. A later AttachMedium of the session takes this back. A node of an earlier
+/// version ignores it.
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RefuseMedium {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub medium_id: ::prost::bytes::Bytes,
+    /// for people
+    #[prost(string, tag = "2")]
+    pub reason: ::prost::alloc::string::String,
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -27,7 +27,7 @@ pub(crate) struct Description {
 /// One replica of a block. `node`: name of the store node. `segment`: id of the segment. `offset`: bytes from
 /// the segment's start. `state` of a replica in memory: the state of its node (live, suspect, draining or
 /// drained), or hidden while the replica is verified again. `state` of a copy on an SSD: the state of its
-/// medium (ready, read_only, slow, gone, attaching or absent).
+/// medium (ready, read_only, slow, gone, attaching, absent or refused).
 #[pyclass(frozen, get_all, module = "kvpool")]
 #[derive(Debug)]
 pub(crate) struct Replica {

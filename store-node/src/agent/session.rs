@@ -445,6 +445,7 @@ impl Session {
                 let media = media(context)?;
                 media.reset(self.cluster, &order.medium_id, answers.clone());
             }
+            FromMaster::RefuseMedium(order) => media(context)?.refuse(order, answers),
             FromMaster::Transfers(orders) => {
                 let media = media(context)?;
                 media.transfer(self.incarnation, Epoch(self.epoch), orders, answers);

@@ -28,6 +28,8 @@ const ROOMY_ZONE: u64 = (1 << 20) + GRANULE;
 const MOST_ZONE: u64 = 257 << 20;
 /// The smallest zone in bytes. A medium with less than two such zones is not used.
 const LEAST_ZONE: u64 = 1 << 20;
+/// The most characters of the reason in a report of an unused medium.
+const LONGEST_REASON: usize = 300;
 /// How long to wait for the transfers of a medium before it is attached again.
 pub(super) const SETTLE: Duration = Duration::from_secs(10);
 
@@ -44,8 +46,10 @@ pub(super) struct Disk {
     state: State,
     /// The pool of the medium, as its superblock said last.
     owner: Option<ClusterId>,
-    /// The pool of the medium, if it is not the pool of the present master.
-    foreign: Option<ClusterId>,
+    /// The pool of the medium and the pool of the present master, if they differ.
+    foreign: Option<(ClusterId, ClusterId)>,
+    /// The last id of the medium. A medium that failed keeps it.
+    last_id: Option<MediumId>,
     pub(super) front: Arc<Front>,
 }
 
@@ -122,13 +126,16 @@ impl Disk {
             }
             Err(refused) => return Err(refused),
         };
+        let shown = state.shown();
+        let last_id = shown.id;
         let front = Front {
             health: Arc::new(Health::new(&path)),
             is_dirty: Arc::default(),
-            shown: Mutex::new(state.shown()),
+            shown: Mutex::new(shown),
         };
         Ok(Self {
             front: Arc::new(front),
+            last_id,
             path,
             engine,
             arena: Arc::clone(arena),
@@ -159,9 +166,11 @@ impl Disk {
     }
 
     fn set(&mut self, state: State) {
-        *self.front.shown.lock() = state.shown();
+        let shown = state.shown();
+        self.last_id = shown.id.or(self.last_id);
+        *self.front.shown.lock() = shown;
         match &state {
-            State::Blank => self.owner = None,
+            State::Blank => (self.owner, self.last_id) = (None, None),
             State::Formatted(formatted) => self.owner = Some(formatted.superblock().cluster),
             State::Attached { .. } | State::Unread(_) | State::Failed(_) => {}
         }
@@ -171,12 +180,23 @@ impl Disk {
     /// The state of the medium's attachment.
     pub(super) fn attachment(&self) -> Attachment {
         match (&self.state, self.foreign) {
-            (State::Failed(reason), _) => Attachment::Refused(reason.clone()),
-            (_, Some(theirs)) => {
-                Attachment::Refused(format!("the medium belongs to another pool, {theirs}"))
+            (State::Failed(reason), _) => {
+                Attachment::Refused(format!("{reason}. It is not used until the node restarts"))
             }
+            (_, Some((theirs, ours))) => Attachment::Refused(format!(
+                "it belongs to pool {theirs}, this is pool {ours}. Start the right master, or restart the node with \
+                 `reset` to lose what it holds"
+            )),
             (State::Attached { .. }, None) => Attachment::Attached,
             (State::Blank | State::Formatted(_) | State::Unread(_), None) => Attachment::Pending,
+        }
+    }
+
+    /// The report of this medium to the master; `None` if the node can use the medium.
+    pub(super) fn unused(&self) -> Option<proto::UnusedMedium> {
+        match self.attachment() {
+            Attachment::Refused(reason) => Some(unused(&self.path, &reason, self.last_id)),
+            Attachment::Pending | Attachment::Attached => None,
         }
     }
 
@@ -193,7 +213,7 @@ impl Disk {
         cluster: ClusterId,
         until: Instant,
     ) -> Result<Option<proto::OfferedMedium>, NotYet> {
-        self.foreign = None;
+        let before = self.foreign.take();
         if self.owner != Some(cluster) {
             self.detach(until);
         }
@@ -202,9 +222,12 @@ impl Disk {
             && formatted.superblock().cluster != cluster
         {
             if !self.reset {
-                self.foreign = Some(formatted.superblock().cluster);
-                tracing::error!(path = %self.path.display(), theirs = %formatted.superblock().cluster, ours = %cluster,
-                    "the medium belongs to another pool and is not used; to lose what it holds, add reset to --ssd");
+                let theirs = formatted.superblock().cluster;
+                self.foreign = Some((theirs, cluster));
+                if self.foreign != before {
+                    tracing::error!(path = %self.path.display(), %theirs, ours = %cluster,
+                        "the medium belongs to another pool and is not used; `reset` in --ssd loses what it holds");
+                }
                 return Ok(None);
             }
             self.set(State::Blank);
@@ -372,6 +395,17 @@ impl Disk {
         tracing::error!(%path, %error, "the medium is not used any more");
         self.set(State::Failed(error.to_string()));
         Ok(())
+    }
+}
+
+/// The report of a medium that the node does not use, to the master.
+pub(super) fn unused(path: &Path, reason: &str, medium: Option<MediumId>) -> proto::UnusedMedium {
+    proto::UnusedMedium {
+        path: path.display().to_string(),
+        reason: reason.chars().take(LONGEST_REASON).collect(),
+        medium_id: medium.map_or_else(bytes::Bytes::new, |id| {
+            bytes::Bytes::copy_from_slice(&id.to_bytes())
+        }),
     }
 }
 

@@ -1,3 +1,5 @@
+mod unused;
+
 use super::disk::Disk;
 use super::*;
 use crate::config::Isolation;
@@ -390,7 +392,7 @@ fn a_load_that_is_refused_is_not_verified_and_its_failed_read_is_still_told() {
     rig.engine.on_reads(0..u64::MAX, 1, last);
     rig.transfer_all(Code::StaleEpoch, to);
     rig.engine.on_reads(0..u64::MAX, 1, Fault::Errno(EIO));
-    rig.transfer_all(Code::ChecksumMismatch, to);
+    rig.transfer_all(Code::Unreachable, to);
 }
 
 /// The order of a transfer. A load from the medium with number 9 ends where it begins, since no medium has it.

@@ -6,9 +6,9 @@ use crate::support::{
 use kvpool_proto::master_message::Body as ToNode;
 use kvpool_proto::node_message::Body;
 use kvpool_proto::{self as proto, ExtentRange};
-use kvpool_store_node::{Config, Node};
+use kvpool_store_node::{Attachment, Config, Node};
 use kvpool_types::{Checksum, Code, Extent, SegmentId};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const MEDIUM: SegmentId = SegmentId(SegmentId::ON_MEDIUM | 32);
 const LENGTH: u64 = 100_000;
@@ -202,4 +202,38 @@ async fn a_node_that_stops_waits_for_a_medium_that_may_be_attached_yet() {
     session.cut();
     let ended = tokio::time::timeout(PATIENCE, drain).await;
     assert!(ended.unwrap().unwrap());
+}
+
+/// Another node has a copy of the medium. Nobody attaches this one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_stops_waits_for_no_medium_that_its_master_refuses() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut master, _) = Master::start().await;
+    let (node, mut session, offered) = with_offer(&mut master, &directory).await;
+    let reason = "another node has a copy";
+    session.say(ToNode::RefuseMedium(proto::RefuseMedium {
+        medium_id: offered.media[0].medium_id.clone(),
+        reason: reason.into(),
+    }));
+    let Body::Media(list) = session.word().await else {
+        panic!("the node lists what it does not use");
+    };
+    assert_eq!(list.media, offered.media);
+    let medium = node.media().remove(0);
+    assert_eq!(medium.attachment, Attachment::Refused(reason.into()));
+    let [unused] = list.unused.as_slice() else {
+        panic!("{list:?}");
+    };
+    assert_eq!(unused.path, medium.path.display().to_string());
+    assert_eq!(unused.reason, reason);
+
+    let begun = Instant::now();
+    let drain = tokio::spawn(node.drain());
+    while !matches!(session.word().await, Body::Goodbye(_)) {}
+    session.cut();
+    let ended = tokio::time::timeout(PATIENCE, drain).await;
+    assert!(ended.unwrap().unwrap());
+    // A medium that may be attached yet has 12 s.
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(6), "{took:?}");
 }

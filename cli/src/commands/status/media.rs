@@ -3,11 +3,13 @@
 use crate::output;
 use crate::stats::percent;
 use kvpool_client::MediumStats;
+use kvpool_types::MediumId;
 use serde::Serialize;
 
 /// One medium.
 #[derive(Debug, Serialize)]
 pub(super) struct Medium {
+    /// Empty for a refused medium without a known id.
     id: String,
     segment: u32,
     node: String,
@@ -19,12 +21,18 @@ pub(super) struct Medium {
     /// The zone that is written, counted from 0.
     zone: u32,
     zones: u64,
+    /// Of a refused medium: its path at the node, and why the node does not use it.
+    path: String,
+    reason: String,
 }
 
 impl From<MediumStats> for Medium {
     fn from(medium: MediumStats) -> Self {
         Self {
-            id: medium.id.to_string(),
+            id: match medium.id {
+                MediumId(0) => String::new(),
+                id => id.to_string(),
+            },
             segment: medium.segment.0,
             node: medium.node,
             state: medium.state,
@@ -38,6 +46,8 @@ impl From<MediumStats> for Medium {
                 .0
                 .checked_div(medium.zone_size.0)
                 .unwrap_or(0),
+            path: medium.path,
+            reason: medium.reason,
         }
     }
 }
@@ -55,8 +65,18 @@ pub(super) fn table(media: &[Medium]) -> String {
         "medium", "node", "state", "used", "copies", "zone", "attached",
     ]);
     for medium in media {
+        let name = if medium.id.is_empty() {
+            &medium.path
+        } else {
+            &medium.id
+        };
+        // The pool has no such medium.
+        if medium.capacity_bytes == 0 {
+            table.add_row([name, &medium.node, &medium.state]);
+            continue;
+        }
         table.add_row([
-            medium.id.clone(),
+            name.clone(),
             medium.node.clone(),
             medium.state.clone(),
             format!(

@@ -12,7 +12,7 @@ const MUCH_QUARANTINE: f64 = 10.0;
 pub(super) fn of(stats: &PoolStats) -> Vec<String> {
     let mut problems = Vec::new();
     for node in stats.nodes.iter().filter(|node| node.state != "live") {
-        let has_ssd = stats.media.iter().any(|medium| medium.node == node.name);
+        let has_ssd = media::has_ssd(&stats.media, &node.name);
         problems.push(unfit(node, node.media_leave && has_ssd));
     }
     problems.extend(media::problems(&stats.media));

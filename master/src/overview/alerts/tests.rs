@@ -303,11 +303,38 @@ fn a_pool_whose_nodes_all_drain_says_how_to_take_one_back() {
     assert!(!alert.message.contains("undrain"), "{}", alert.message);
 }
 
+/// Without the alert, nothing but a line in the log of the node tells that its SSD is not used.
+#[test]
+fn a_medium_that_its_node_does_not_use_has_one_alert_with_its_path_and_the_reason() {
+    let mut ill = healthy();
+    ill.nodes[0].media.push(MediumFacts {
+        id: "d15c".to_owned(),
+        state: "refused",
+        capacity_bytes: 1,
+        used_bytes: 0,
+        copies: 7,
+    });
+    ill.nodes[0].unused_media.push(UnusedFacts {
+        path: "/mnt/nvme/blocks".to_owned(),
+        reason: "it belongs to pool a, this is pool b".to_owned(),
+        id: "d15c".to_owned(),
+    });
+    let alerts = judged(ill, &Recent::default());
+    assert_eq!(alerts.len(), 1, "{alerts:?}");
+    assert_eq!(alerts[0].kind, AlertKind::Medium);
+    assert_eq!(
+        alerts[0].message,
+        "Node n-live does not use /mnt/nvme/blocks: it belongs to pool a, this is pool b"
+    );
+}
+
 #[test]
 fn every_state_of_a_medium_but_ready_has_its_alert() {
     let mut ill = healthy();
     ill.nodes[0].media = crate::pool::MEDIUM_STATES
         .iter()
+        // The report of the node is the alert of such a medium.
+        .filter(|state| **state != "refused")
         .map(|state| MediumFacts {
             id: format!("id-{state}"),
             state,
@@ -317,7 +344,7 @@ fn every_state_of_a_medium_but_ready_has_its_alert() {
         })
         .collect();
     let alerts = judged(ill, &Recent::default());
-    assert_eq!(alerts.len(), crate::pool::MEDIUM_STATES.len() - 1);
+    assert_eq!(alerts.len(), crate::pool::MEDIUM_STATES.len() - 2);
     for alert in alerts {
         assert!(alert.message.contains(&alert.object) && alert.message.contains("n-live"));
         assert_eq!(alert.metric, "kvpool_master_media");

@@ -10,7 +10,7 @@ use crate::store::record::{self, Record};
 use crate::tier::{Holder, Ring};
 use kvpool_proto::{self as proto, MediumState, master_message::Body};
 use kvpool_types::medium::{Generation, Judgement, judge};
-use kvpool_types::{Code, Incarnation, Length, MediumId, SegmentId};
+use kvpool_types::{Code, Incarnation, Length, MediumId, NodeName, SegmentId};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -58,7 +58,7 @@ enum Answer {
     /// The node must format the medium. If the pool had a segment for it, the segment is dropped.
     Reset(Option<SegmentId>),
     /// The pool does not accept the medium, for this reason.
-    Refuse(&'static str),
+    Refuse(String),
 }
 
 impl Pool {
@@ -190,8 +190,16 @@ impl Pool {
                 }));
             }
             Answer::Refuse(why) => {
-                tracing::error!(node = %node.name, medium = %offer.medium, size = %offer.size,
-                    zone = %offer.zone, "medium refused: {why}");
+                // A node lists a medium again that was refused before.
+                let unused = node.unused_media();
+                if !unused.iter().any(|one| one.medium == Some(offer.medium)) {
+                    tracing::error!(node = %node.name, medium = %offer.medium, size = %offer.size,
+                        zone = %offer.zone, "medium refused: {why}");
+                }
+                node.send(Body::RefuseMedium(proto::RefuseMedium {
+                    medium_id: bytes::Bytes::copy_from_slice(&offer.medium.to_bytes()),
+                    reason: why,
+                }));
             }
         }
         Ok(())
@@ -226,10 +234,11 @@ impl Pool {
         let Some(known) = media.iter().find(|known| known.medium == offer.medium) else {
             return self.judge_new(node, offer).await;
         };
-        if self.is_used_elsewhere(known.id, node) {
-            return Ok(Answer::Refuse(
-                "another node that is connected has a medium with this id",
-            ));
+        if let Some(other) = self.user_elsewhere(known.id, node) {
+            return Ok(Answer::Refuse(format!(
+                "node {other} has a medium with the same id, and one of the two is a copy. Take one out of `--ssd` \
+                 at its node, then restart this node"
+            )));
         }
         let Holder {
             node: holder,
@@ -274,18 +283,19 @@ impl Pool {
         // Invalid sizes must not enter the log: the record would be durable, and every later leader would
         // read it.
         if Ring::new(offer.size, offer.zone, 0, 0).is_none() {
-            return Ok(Answer::Refuse("its zones do not fit its size"));
+            return Ok(Answer::Refuse("its zones do not fit its size".into()));
         }
         let media = self.tier.media().into_iter();
         let of_node = media.filter(|medium| medium.holder().node == node.name);
         if of_node.count() >= MOST_MEDIA {
             return Ok(Answer::Refuse(
                 "the node has as many media as a node may have, present or absent; \
-                 `kvctl ssd detach` forgets one",
+                 `kvctl ssd detach` forgets one"
+                    .into(),
             ));
         }
         let Some(id) = self.give_segment_ids(1).await?.next() else {
-            return Ok(Answer::Refuse("no segment id is left"));
+            return Ok(Answer::Refuse("no segment id is left".into()));
         };
         Ok(Answer::Attach(record::Medium {
             id: SegmentId::on_medium(id.number()),
@@ -299,13 +309,15 @@ impl Pool {
         }))
     }
 
-    fn is_used_elsewhere(&self, id: SegmentId, node: &StoreNode) -> bool {
+    /// The other connected node that has the medium.
+    fn user_elsewhere(&self, id: SegmentId, node: &StoreNode) -> Option<NodeName> {
         let traffic = self.tiering.traffic.lock();
-        traffic.uses.get(&id).is_some_and(|used| {
+        let used = traffic.uses.get(&id).filter(|used| {
             // A restarted node has the same name as its earlier incarnation, whose session may still seem
             // open.
             used.node.name != node.name && used.node.is_connected()
-        })
+        });
+        used.map(|used| used.node.name.clone())
     }
 
     /// Whether this incarnation of the node attached the medium in an earlier session of this term.

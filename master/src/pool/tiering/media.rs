@@ -2,13 +2,22 @@
 
 use super::super::Pool;
 use super::Use;
+use crate::membership::UnusedMedium;
 use crate::store::record;
 use kvpool_proto::MediumState;
-use kvpool_types::{Code, Length, MediumId};
+use kvpool_types::{Code, Length, MediumId, NodeName};
 use std::sync::Arc;
 
 /// The states of a medium, as `kvctl status` and the gauge `media` name them.
-pub const MEDIUM_STATES: [&str; 6] = ["ready", "read_only", "slow", "gone", "attaching", "absent"];
+pub const MEDIUM_STATES: [&str; 7] = [
+    "ready",
+    "read_only",
+    "slow",
+    "gone",
+    "attaching",
+    "absent",
+    "refused",
+];
 
 /// The state of one medium at one moment.
 #[derive(Clone, Debug)]
@@ -16,8 +25,10 @@ pub struct MediumView {
     /// The medium's record in the log.
     pub record: record::Medium,
     /// One of [`MEDIUM_STATES`]. `absent`: no connected node has the medium. `attaching`: the node has not
-    /// confirmed the attachment yet.
+    /// confirmed the attachment yet. `refused`: the node of the last attachment has the medium and does not use it.
     pub state: &'static str,
+    /// What the node says of a refused medium.
+    pub unused: Option<UnusedMedium>,
     /// The bytes of copies and of stores in progress, with headers.
     pub used: Length,
     /// The number of copies.
@@ -57,15 +68,51 @@ impl Pool {
         if self.tier.is_empty() {
             return Vec::new();
         }
+        let unused = self.reported_unused();
         let media = self.tier.media();
         let traffic = self.tiering.traffic.lock();
-        let view = |medium: &Arc<crate::tier::Medium>| MediumView {
-            record: medium.record(),
-            state: traffic.uses.get(&medium.id).map_or("absent", state_of),
-            used: medium.used(),
-            copies: medium.copies(),
+        let view = |medium: &Arc<crate::tier::Medium>| {
+            let record = medium.record();
+            let state = traffic.uses.get(&medium.id).map_or("absent", state_of);
+            let why = unused
+                .iter()
+                .find(|(node, one)| one.medium == Some(record.medium) && *node == record.node);
+            // The report may be older than the attachment.
+            let why = why.filter(|_| matches!(state, "attaching" | "absent"));
+            MediumView {
+                state: why.map_or(state, |_| "refused"),
+                unused: why.map(|(_, one)| one.clone()),
+                used: medium.used(),
+                copies: medium.copies(),
+                record,
+            }
         };
         media.iter().map(view).collect()
+    }
+
+    /// The media that connected nodes have and do not use, beside those of [`Pool::media`].
+    pub fn unused_media(&self) -> Vec<(NodeName, UnusedMedium)> {
+        let mut unused = self.reported_unused();
+        if unused.is_empty() {
+            return unused;
+        }
+        let media = self.tier.media();
+        unused.retain(|(node, one)| {
+            let is_it = |medium: &Arc<crate::tier::Medium>| {
+                one.medium == Some(medium.medium) && medium.holder().node == *node
+            };
+            !media.iter().any(is_it)
+        });
+        unused
+    }
+
+    fn reported_unused(&self) -> Vec<(NodeName, UnusedMedium)> {
+        let nodes = self.members.all().into_iter();
+        let unused = nodes.flat_map(|node| {
+            let media = node.unused_media().into_iter();
+            media.map(move |one| (node.name.clone(), one))
+        });
+        unused.collect()
     }
 
     /// Forgets a medium that no connected node has, and its copies. Returns after this is durable. If a node

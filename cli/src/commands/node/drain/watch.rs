@@ -64,7 +64,7 @@ impl<'a> Watch<'a> {
         Ok(Look {
             state: node.map_or_else(|| GONE.to_owned(), |node| node.state.clone()),
             left_blocks: node.and_then(|node| node.left_blocks),
-            has_ssd: stats.media.iter().any(|medium| medium.node == self.name),
+            has_ssd: crate::media::has_ssd(&stats.media, self.name),
         })
     }
 

@@ -186,3 +186,57 @@ async fn copies_on_a_medium_that_cannot_be_attached_count_no_longer() {
     assert!(pool.keeps_copies(medium.id, None));
     pool.retire().await;
 }
+
+/// An operator sees each of them, and the reason of the node.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn media_that_a_node_does_not_use_are_refused_until_its_session_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let (node, session, _sent) = connected(&pool);
+    pool.members.insert(Arc::clone(&node));
+    let offered = Use {
+        is_attached: false,
+        ..in_use(&node, session)
+    };
+    pool.tiering.traffic.lock().uses.insert(medium.id, offered);
+    let unused = |path: &str, id: &[u8]| proto::UnusedMedium {
+        path: path.into(),
+        reason: "it\n failed".into(),
+        medium_id: id.to_vec().into(),
+    };
+    let ids = [1, 2].map(|id| MediumId(id).to_bytes());
+    let list = vec![
+        unused("/a", &ids[0]),
+        unused("/b", &ids[1]),
+        unused("/c", &[]),
+    ];
+    let beside = || -> Vec<String> {
+        let unused = pool.unused_media().into_iter();
+        unused.map(|(_, one)| one.path).collect()
+    };
+    // The report of another session says nothing of this one.
+    node.note_unused(session + 1, list.clone());
+    assert_eq!(pool.media()[0].state, "attaching");
+    assert!(beside().is_empty());
+
+    node.note_unused(session, list.clone());
+    let known = pool.media().remove(0);
+    assert_eq!(known.state, "refused");
+    let why = known.unused.unwrap();
+    assert_eq!(
+        (why.path.as_str(), why.reason.as_str()),
+        ("/a", "it failed")
+    );
+    assert_eq!(beside(), ["/b", "/c"]);
+    node.note_unused(session, vec![unused("/d", &[]); 100]);
+    assert_eq!(beside().len(), 64);
+
+    // The node reports an attachment before its next list.
+    node.note_unused(session, list);
+    attach(&pool, &node, session, medium.id);
+    assert_eq!(pool.media()[0].state, "ready");
+    pool.detach(&node, session);
+    assert_eq!(pool.media()[0].state, "absent");
+    assert!(beside().is_empty());
+    pool.retire().await;
+}
