@@ -473,7 +473,8 @@ impl Pool {
         force: bool,
         media: bool,
     ) -> Result<TaskView, TaskRefused> {
-        self.session_settles(&self.node_named(name)?).await;
+        let node = self.node_named(name)?;
+        self.session_settles(&node).await;
         // The node may have begun another incarnation meanwhile.
         let node = self.node_named(name)?;
         // Of two drains at once, the later one must find that the earlier drain's node takes no

@@ -109,7 +109,7 @@ impl SsdConfig {
                 if medium.size < Some(LEAST) {
                     return Err(BadSsd::Small(ByteSize(bytes).to_string()));
                 }
-                medium.size = Some(ByteSize(size.0 / GRANULE * GRANULE));
+                medium.size = Some(ByteSize(bytes / GRANULE * GRANULE));
             } else if let Some(text) = item.strip_prefix("dwpd=") {
                 if medium.dwpd.is_some() {
                     return Err(twice("dwpd="));
