@@ -560,8 +560,14 @@ impl Pool {
             return Turn::NotNow;
         }
         // Memory keeps the block until the other copy is there. A second one would be written in vain.
-        if block.hard_pin && drains.is_none() && self.is_being_copied(&block) {
-            return Turn::NotNow;
+        if block.hard_pin && drains.is_none() {
+            if self.is_being_copied(&block) {
+                return Turn::NotNow;
+            }
+            // Its record may have ended between the two questions. The tier has the copy then.
+            if self.to_store(waiting, node).is_none() {
+                return Turn::Ended;
+            }
         }
         let mut turn = match self.has_slow_medium(node, target.session, block.namespace) {
             true => Turn::Later,
