@@ -327,4 +327,22 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-client",
         test: "a_key_that_left_the_lease_in_a_renewal_that_failed_is_counted",
     },
+    Mechanism {
+        invariant: 9,
+        what: "buffers of one block share no bytes",
+        file: "client/src/overlap.rs",
+        on: "match buffers.len() > 1 && share_bytes(ranges) {",
+        off: "match buffers.len() > 1 && share_bytes(ranges) && false {",
+        package: "kvpool-client",
+        test: "a_block_whose_buffers_overlap_is_refused_and_its_memory_is_unchanged",
+    },
+    Mechanism {
+        invariant: 6,
+        what: "a peer's memory is read again once a pause has ended",
+        file: "transport/src/peer/direct.rs",
+        on: "if failures.paused_until.is_some_and(|until| now < until) {",
+        off: "if failures.paused_until.is_some_and(|until| now < until) || true {",
+        package: "kvpool-transport",
+        test: "memory_that_cannot_be_read_three_times_is_read_again_after_a_pause",
+    },
 ];

@@ -370,4 +370,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "media_that_a_node_does_not_use_are_refused_until_its_session_ends",
     },
+    Mechanism {
+        invariant: 6,
+        what: "a message begins few loads on the session's thread",
+        file: "store-node/src/media.rs",
+        on: "let mut at_once = AT_ONCE;",
+        off: "let mut at_once = usize::MAX;",
+        package: "kvpool-store-node",
+        test: "the_session_begins_at_most_64_loads_of_a_message_and_keeps_their_order",
+    },
 ];

@@ -111,4 +111,22 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_stop_copies_blocks_to_its_medium_while_the_only_other_node_is_away",
     },
+    Mechanism {
+        invariant: 8,
+        what: "a background round takes nothing used later than the blocks that a drain copies",
+        file: "master/src/pool/evictor.rs",
+        on: "let unseen = self.replicas.oldest_unseen().unwrap_or(Tick::MAX);",
+        off: "let unseen = Tick::MAX;",
+        package: "kvpool-master",
+        test: "a_drain_to_a_node_with_newer_blocks_keeps_the_newest_blocks",
+    },
+    Mechanism {
+        invariant: 8,
+        what: "no room is made for a move whose source has no session",
+        file: "master/src/pool/replicas/mover.rs",
+        on: "node.is_readable() && node.is_connected();",
+        off: "node.is_readable();",
+        package: "kvpool-master",
+        test: "a_drain_of_a_node_without_a_session_evicts_nothing_before_the_node_is_back",
+    },
 ];

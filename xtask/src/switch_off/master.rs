@@ -521,4 +521,22 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-tests",
         test: "a_lease_of_an_earlier_term_is_neither_renewed_nor_released",
     },
+    Mechanism {
+        invariant: 8,
+        what: "whole pages begin at a page where a free range has room",
+        file: "master/src/placement/extents.rs",
+        on: "let unit = if is_aligned { PAGE } else { 1 };",
+        off: "let unit = if is_aligned { 1 } else { 1 };",
+        package: "kvpool-master",
+        test: "whole_pages_begin_at_a_page_if_a_free_range_has_room_for_that",
+    },
+    Mechanism {
+        invariant: 8,
+        what: "a put that is woken during another pass stays woken",
+        file: "master/src/pool/put_queue.rs",
+        on: "            if called {",
+        off: "            if called || true {",
+        package: "kvpool-master",
+        test: "a_put_that_is_woken_during_another_pass_stays_woken_until_its_own",
+    },
 ];

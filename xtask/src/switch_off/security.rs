@@ -526,4 +526,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-auth",
         test: "a_problem_has_its_place_and_no_value",
     },
+    Mechanism {
+        invariant: 11,
+        what: "a policy without a rule replaces no policy",
+        file: "auth/src/authority.rs",
+        on: "if policy.is_empty() {",
+        off: "if policy.is_empty() && false {",
+        package: "kvpool-auth",
+        test: "a_policy_without_a_rule_takes_no_right_away_and_no_daemon_starts_on_it",
+    },
 ];
