@@ -169,15 +169,6 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 5,
-        what: "a replica on a node without a session is read last",
-        file: "master/src/pool/replicas/mover.rs",
-        on: "(!node.is_connected(), Some(replica) == of_wish)",
-        off: "(node.segments().is_empty(), Some(replica) == of_wish)",
-        package: "kvpool-master",
-        test: "a_block_is_read_from_the_node_that_it_leaves_before_one_without_a_session",
-    },
-    Mechanism {
-        invariant: 5,
         what: "no replica is dropped for one on a node that leaves",
         file: "master/src/pool/replicas/mover.rs",
         on: "is_some_and(|segment| segment.node.stays())",
