@@ -158,23 +158,30 @@ fn cost_of_parent(block: &PutBlock) -> usize {
     parent.map_or(0, |parent| cost(parent.as_ref()))
 }
 
-/// [`parents_cross`] for the runs of a batch.
+/// [`order_matters`] for the runs of a batch.
 fn crosses(runs: &[std::ops::Range<usize>], blocks: &[(usize, PutBlock)]) -> bool {
     runs.len() > 1
-        && parents_cross(runs.iter().enumerate().flat_map(|(number, run)| {
+        && order_matters(runs.iter().enumerate().flat_map(|(number, run)| {
             let run = blocks.get(run.clone()).unwrap_or_default();
             run.iter()
                 .map(move |(_, block)| (number, &block.key, block.parent.as_ref()))
         }))
 }
 
-/// Whether some block and its parent are in different parts of a batch. An item of `blocks` is a block's part
-/// number, its key, and its parent. Such parts must be put one after the other. The master links a block to
-/// its parent only if the parent is committed first.
-pub fn parents_cross<'k>(
+/// Whether some block and its parent, or two blocks of one key, are in different parts of a batch. An item of
+/// `blocks` is a block's part number, its key, and its parent. Such parts must be put one after the other. The
+/// master links a block to its parent only if the parent is committed first. Of upserts of one key, the last one
+/// to be committed stays.
+pub fn order_matters<'k>(
     mut blocks: impl Iterator<Item = (usize, &'k Key, Option<&'k Key>)> + Clone,
 ) -> bool {
-    let part_of: HashMap<&Key, usize> = blocks.clone().map(|(part, key, _)| (key, part)).collect();
+    let mut part_of: HashMap<&Key, usize> = HashMap::default();
+    for (part, key, _) in blocks.clone() {
+        let other = part_of.insert(key, part);
+        if other.is_some_and(|other| other != part) {
+            return true;
+        }
+    }
     blocks.any(|(part, _, parent)| {
         let other = parent.and_then(|parent| part_of.get(parent));
         other.is_some_and(|other| *other != part)
