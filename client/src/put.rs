@@ -54,6 +54,8 @@ pub(crate) async fn put(
     }
     // Of several blocks with one key, a put keeps the first and an upsert keeps the last.
     let mut put_at = distinct.firsts;
+    // The earlier blocks of an upsert that could not be put, by their place.
+    let mut refused: HashMap<usize, PutError> = HashMap::default();
     if options.upsert {
         for (at, slot) in distinct.of_item.iter().enumerate() {
             if let Some(last) = put_at.get_mut(*slot) {
@@ -64,6 +66,11 @@ pub(crate) async fn put(
     for (at, (block, slot)) in blocks.into_iter().zip(&distinct.of_item).enumerate() {
         let slot = *slot;
         if put_at.get(slot) != Some(&at) {
+            if options.upsert
+                && let Err(error) = validate(&block, limit)
+            {
+                refused.insert(at, error);
+            }
             continue;
         }
         match validate(&block, limit) {
@@ -89,11 +96,12 @@ pub(crate) async fn put(
                 .flatten()
                 .unwrap_or_else(|| Err(unanswered()));
             // The block that was put has this outcome. To a put the later blocks of its key were present. To an
-            // upsert the earlier blocks were written and then replaced, as in calls of their own.
+            // upsert every block of the key has the outcome of the last one, unless it could not be put itself.
             let was_put = put_at.get(*slot) == Some(&at);
-            let outcome = match was_put || options.upsert {
-                true => outcome,
-                false => outcome.map(|_| PutOutcome::Present),
+            let outcome = match refused.remove(&at) {
+                Some(error) => Err(error),
+                None if was_put || options.upsert => outcome,
+                None => outcome.map(|_| PutOutcome::Present),
             };
             count(&inner.counting, &outcome, was_put);
             outcome
