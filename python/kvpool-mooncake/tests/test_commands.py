@@ -257,7 +257,7 @@ def test_a_client_with_offload_has_its_blocks_again_after_a_restart(commands, tm
     assert [file.name for file in ssd.iterdir()] == ["kvpool-0.ssd"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_reach_kvmaster_and_its_exit_code_comes_back(commands, tmp_path, number) -> None:
     master = started_master(commands, tmp_path)
     (kvmaster,) = master.children()
