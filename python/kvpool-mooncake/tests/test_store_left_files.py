@@ -133,3 +133,28 @@ print(*(file.name for file in Path("{folder}").iterdir()))
     assert done.returncode == 0, done.stderr
     assert ".sock" in done.stdout
     assert names(folder) == set()
+
+
+def test_a_store_that_cannot_be_closed_does_not_keep_the_others_open(folder: Path, shared_pool: LivePool) -> None:
+    port = free_port()
+    program = f"""
+from mooncake.store import MooncakeDistributedStore
+
+
+class Unwilling(MooncakeDistributedStore):
+    def close(self):
+        raise ValueError("as told")
+
+
+settings = {{"global_segment_size": 0, "master_server_addr": "{shared_pool.url}"}}
+unwilling = [Unwilling() for _ in range(4)]
+for store in unwilling:
+    assert store.setup(settings) == 0
+willing = MooncakeDistributedStore()
+settings |= {{"local_hostname": "127.0.0.1:{port}", "global_segment_size": "16MB"}}
+assert willing.setup(settings) == 0
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("is not closed: as told") == 4
+    assert names(folder) == set()
