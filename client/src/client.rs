@@ -130,8 +130,8 @@ impl Client {
 
     /// Puts blocks: one outcome per block, in order. A present block stays unchanged unless
     /// [`PutOptions::upsert`] is set. Of several blocks with one key the first is put, or with
-    /// `upsert` the last. With `upsert` all of them have the outcome of the last. A put waits for free room
-    /// within its timeout.
+    /// `upsert` the last. With `upsert` all of them have the outcome of the last, but an empty or too large one
+    /// has its own error. A put waits for free room within its timeout.
     ///
     /// # Errors
     ///

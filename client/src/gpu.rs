@@ -18,7 +18,7 @@ use crate::clock::Deadline;
 use crate::errors::{GetError, PutError};
 use crate::get::count;
 use crate::overlap::share_bytes;
-use crate::put::parents_cross;
+use crate::put::order_matters;
 use futures::StreamExt;
 use futures::stream;
 use kvpool_transport::gpu::{self, CopyEngine, Device, DeviceCopy, DeviceRange, GpuError};
@@ -377,13 +377,14 @@ impl Turn {
     }
 }
 
-/// A turn for each group. If a block's parent is in another group, the groups are put one after the other.
+/// A turn for each group. If a block's parent, or another block of its key, is in another group, the groups are put
+/// one after the other.
 fn turns(groups: &[Group<PutBlock<GpuSlice>>]) -> Vec<Turn> {
     let blocks = groups.iter().enumerate().flat_map(|(number, group)| {
         let blocks = group.blocks.iter();
         blocks.map(move |block| (number, &block.key, block.parent.as_ref()))
     });
-    if groups.len() < 2 || !parents_cross(blocks) {
+    if groups.len() < 2 || !order_matters(blocks) {
         return groups.iter().map(|_| Turn::default()).collect();
     }
     let mut last = None;

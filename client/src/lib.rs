@@ -183,6 +183,6 @@ pub use options::{
     parse_master,
 };
 pub use packed::PackedKeys;
-pub use put::parents_cross;
+pub use put::order_matters;
 pub use replica_tasks::{ReplicaBlocks, ReplicaChange, ReplicaTask, ReplicaTaskState, ReplicaWish};
 pub use view::View;

@@ -54,6 +54,8 @@ pub(crate) async fn put(
     }
     // Of several blocks with one key, a put keeps the first and an upsert keeps the last.
     let mut put_at = distinct.firsts;
+    // The earlier blocks of an upsert that could not be put, by their place.
+    let mut refused: HashMap<usize, PutError> = HashMap::default();
     if options.upsert {
         for (at, slot) in distinct.of_item.iter().enumerate() {
             if let Some(last) = put_at.get_mut(*slot) {
@@ -64,6 +66,11 @@ pub(crate) async fn put(
     for (at, (block, slot)) in blocks.into_iter().zip(&distinct.of_item).enumerate() {
         let slot = *slot;
         if put_at.get(slot) != Some(&at) {
+            if options.upsert
+                && let Err(error) = validate(&block, limit)
+            {
+                refused.insert(at, error);
+            }
             continue;
         }
         match validate(&block, limit) {
@@ -89,11 +96,12 @@ pub(crate) async fn put(
                 .flatten()
                 .unwrap_or_else(|| Err(unanswered()));
             // The block that was put has this outcome. To a put the later blocks of its key were present. To an
-            // upsert the earlier blocks were written and then replaced, as in calls of their own.
+            // upsert every block of the key has the outcome of the last one, unless it could not be put itself.
             let was_put = put_at.get(*slot) == Some(&at);
-            let outcome = match was_put || options.upsert {
-                true => outcome,
-                false => outcome.map(|_| PutOutcome::Present),
+            let outcome = match refused.remove(&at) {
+                Some(error) => Err(error),
+                None if was_put || options.upsert => outcome,
+                None => outcome.map(|_| PutOutcome::Present),
             };
             count(&inner.counting, &outcome, was_put);
             outcome
@@ -158,23 +166,30 @@ fn cost_of_parent(block: &PutBlock) -> usize {
     parent.map_or(0, |parent| cost(parent.as_ref()))
 }
 
-/// [`parents_cross`] for the runs of a batch.
+/// [`order_matters`] for the runs of a batch.
 fn crosses(runs: &[std::ops::Range<usize>], blocks: &[(usize, PutBlock)]) -> bool {
     runs.len() > 1
-        && parents_cross(runs.iter().enumerate().flat_map(|(number, run)| {
+        && order_matters(runs.iter().enumerate().flat_map(|(number, run)| {
             let run = blocks.get(run.clone()).unwrap_or_default();
             run.iter()
                 .map(move |(_, block)| (number, &block.key, block.parent.as_ref()))
         }))
 }
 
-/// Whether some block and its parent are in different parts of a batch. An item of `blocks` is a block's part
-/// number, its key, and its parent. Such parts must be put one after the other. The master links a block to
-/// its parent only if the parent is committed first.
-pub fn parents_cross<'k>(
+/// Whether some block and its parent, or two blocks of one key, are in different parts of a batch. An item of
+/// `blocks` is a block's part number, its key, and its parent. Such parts must be put one after the other. The
+/// master links a block to its parent only if the parent is committed first. Of upserts of one key, the last one
+/// to be committed stays.
+pub fn order_matters<'k>(
     mut blocks: impl Iterator<Item = (usize, &'k Key, Option<&'k Key>)> + Clone,
 ) -> bool {
-    let part_of: HashMap<&Key, usize> = blocks.clone().map(|(part, key, _)| (key, part)).collect();
+    let mut part_of: HashMap<&Key, usize> = HashMap::default();
+    for (part, key, _) in blocks.clone() {
+        let other = part_of.insert(key, part);
+        if other.is_some_and(|other| other != part) {
+            return true;
+        }
+    }
     blocks.any(|(part, _, parent)| {
         let other = parent.and_then(|parent| part_of.get(parent));
         other.is_some_and(|other| *other != part)

@@ -1,6 +1,6 @@
 //! Batches whose blocks are partly in host memory and partly in a GPU's memory.
 
-use kvpool_client::{PutBlock, parents_cross};
+use kvpool_client::{PutBlock, order_matters};
 
 /// An item in one of two places.
 pub(crate) enum Placed<H, D> {
@@ -16,8 +16,9 @@ impl<H, D> Placed<H, D> {
     }
 }
 
-/// [`by_place`] for puts. The master links a block only to a parent that is committed before the block. So if a
-/// block's parent is in the other place, this puts runs of items in one place together, in order.
+/// [`by_place`] for puts. The master links a block only to a parent that is committed before the block, and the last
+/// upsert of a key stays. So if a block's parent, or another block of its key, is in the other place, this puts runs
+/// of items in one place together, in order.
 pub(crate) fn put_by_place<H, D, T>(
     puts: Vec<Placed<PutBlock<H>, PutBlock<D>>>,
     host: impl Fn(Vec<PutBlock<H>>) -> Vec<T>,
@@ -30,7 +31,7 @@ pub(crate) fn put_by_place<H, D, T>(
             Placed::Device(put) => (part, &put.key, put.parent.as_ref()),
         }
     });
-    if !puts.iter().any(Placed::is_on_device) || !parents_cross(named) {
+    if !puts.iter().any(Placed::is_on_device) || !order_matters(named) {
         return by_place(puts, host, device);
     }
     let mut outcomes = Vec::with_capacity(puts.len());

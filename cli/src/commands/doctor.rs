@@ -11,7 +11,7 @@ use crate::doctor::{Report, findings};
 ///
 /// Exits with code 4 if the pool named by --master (or KVPOOL_MASTER) does not answer, has no live node, has a
 /// leader that is read-only, or has a metadata store that raises an alarm. It also does so if a live node cannot
-/// be reached by the transports that --transport allows.
+/// be reached by the transports that --transport allows. A token that may not use the data port is only a note.
 /// Exits with code 1 if --transport rdma is set and this host has no RDMA, or if --master names masters of
 /// several pools. All other findings are notes, also that no pool answers when none was named.
 ///

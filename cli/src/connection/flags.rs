@@ -84,7 +84,7 @@ impl Args for Connection {
 
 impl ConnectionFlags {
     /// The connection of these flags, and of the variables where flags are absent. An empty variable counts as not
-    /// set. An error names its variable.
+    /// set, but an empty name is refused. An error names its variable.
     fn or_from(self, variable: impl Fn(&str) -> Option<OsString>) -> Result<Connection, String> {
         let set = |name: &str| variable(name).filter(|value| !value.is_empty());
         let file =
@@ -96,13 +96,20 @@ impl ConnectionFlags {
             let value = set(name).map(OsString::into_string).transpose();
             value.map_err(|_| unusable(name, &"it is not UTF-8"))
         };
+        // An empty name mostly comes from an unset variable of a script. Without it, the call would mean others.
+        let given_name = |flag: Option<String>, name: &str| {
+            if flag.is_none() && variable(name).is_some_and(|value| value.is_empty()) {
+                return Err(unusable(name, &"it is empty"));
+            }
+            text(flag, name)
+        };
         let master = match self.master {
             Some(master) => Some(master),
             None => text(None, MASTER)?
                 .map(|named| parse_masters(&named).map_err(|why| unusable(MASTER, &why)))
                 .transpose()?,
         };
-        let namespace = text(self.namespace, NAMESPACE)?;
+        let namespace = given_name(self.namespace, NAMESPACE)?;
         Ok(Connection {
             master,
             namespace: namespace.unwrap_or_else(|| DEFAULT_NAME.to_owned()),
@@ -112,7 +119,7 @@ impl ConnectionFlags {
             tls_ca: file(self.tls_ca, TLS_CA),
             tls_cert: file(self.tls_cert, TLS_CERT),
             tls_key: file(self.tls_key, TLS_KEY),
-            tls_server_name: text(self.tls_server_name, TLS_SERVER_NAME)?,
+            tls_server_name: given_name(self.tls_server_name, TLS_SERVER_NAME)?,
         })
     }
 }
@@ -186,11 +193,24 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_variable_counts_as_not_set_and_a_wrong_one_is_named() {
-        let empty = read(&[], &all_of(OsStr::new(""))).unwrap();
-        assert_eq!((empty.master, empty.tls_ca), (None, None));
-        assert_eq!(empty.namespace, DEFAULT_NAME);
-        assert_eq!((empty.token_file, empty.tls_server_name), (None, None));
+    fn an_empty_variable_counts_as_not_set_unless_it_is_a_name_and_a_wrong_one_is_named() {
+        let empty = all_of(OsStr::new(""));
+        let names = ["--namespace", "team", "--tls-server-name", "name"];
+        let read_empty = read(&names, &empty).unwrap();
+        assert_eq!((read_empty.master, read_empty.tls_ca), (None, None));
+        assert_eq!((read_empty.tls_cert, read_empty.tls_key), (None, None));
+        assert_eq!(read_empty.token_file, None);
+        assert_eq!(read_empty.namespace, "team");
+        for (flags, name) in [(&names[..2], TLS_SERVER_NAME), (&names[2..], NAMESPACE)] {
+            let refused = read(flags, &empty).unwrap_err();
+            assert!(
+                refused.contains(name) && refused.contains("it is empty"),
+                "{refused}"
+            );
+        }
+        let unset = read(&[], &[]).unwrap();
+        assert_eq!(unset.namespace, DEFAULT_NAME);
+        assert_eq!(unset.tls_server_name, None);
 
         let wrong = read(&[], &[(MASTER, "zz".into())]).unwrap_err();
         assert!(

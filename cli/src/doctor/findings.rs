@@ -165,7 +165,7 @@ fn of_node(node: &Node, transport: Transport) -> Vec<Finding> {
         findings.push(Finding::new(Weight::Note, text));
     }
     let tcp = node.ways.iter().find(|way| way.transport == Transport::Tcp);
-    if node.way.is_none() && tcp.is_some_and(|tcp| tcp.is_forbidden) {
+    if node.way.is_none() && is_forbidden(node, transport) {
         let text = format!(
             "this token may not use the data port of node {}, so no way to it can be tried; the node answers",
             node.name
@@ -199,6 +199,20 @@ fn of_node(node: &Node, transport: Transport) -> Vec<Finding> {
         findings.push(Finding::new(Weight::Note, text));
     }
     findings
+}
+
+/// Whether the data port refuses this token, and the transports that `transport` allows fail for that reason.
+fn is_forbidden(node: &Node, transport: Transport) -> bool {
+    let forbids = |transport: Transport| {
+        let mut ways = node.ways.iter();
+        ways.any(|way| way.transport == transport && way.is_forbidden)
+    };
+    // A client that may use every transport needs no other one than TCP.
+    let asked = match transport {
+        Transport::Auto => Transport::Tcp,
+        one => one,
+    };
+    forbids(Transport::Tcp) && forbids(asked)
 }
 
 fn is_live(node: &Node) -> bool {
@@ -264,8 +278,13 @@ mod tests {
             is_forbidden: true,
             ..way(Transport::Tcp, false)
         };
-        let ways = vec![way(Transport::Rdma, false), forbidden];
-        for transport in [Transport::Auto, Transport::Rdma] {
+        let untried = Way {
+            is_forbidden: true,
+            ..way(Transport::Rdma, false)
+        };
+        let no_socket = way(Transport::Shm, false);
+        let ways = vec![no_socket.clone(), untried, forbidden.clone()];
+        for transport in [Transport::Auto, Transport::Rdma, Transport::Tcp] {
             let found = of_node(&node("live", None, ways.clone()), transport);
             assert_eq!(weights(&found), [Weight::Note]);
             assert!(
@@ -273,6 +292,13 @@ mod tests {
                     .text
                     .contains("may not use the data port of node node-1")
             );
+        }
+        // A transport that fails for another reason fails with every token.
+        let ways = vec![no_socket, way(Transport::Rdma, false), forbidden];
+        for transport in [Transport::Shm, Transport::Rdma] {
+            let found = of_node(&node("live", None, ways.clone()), transport);
+            assert_eq!(weights(&found), [Weight::Unreachable]);
+            assert!(found[0].text.contains("because"), "{found:?}");
         }
         // Strict isolation refuses shared memory to tokens that the data port takes.
         let isolated = Way {

@@ -42,7 +42,7 @@ pub(crate) struct Way {
     pub(crate) works: bool,
     /// The finding, or the reason why the transport does not work.
     pub(crate) reason: String,
-    /// Whether the node answered that this token may not use the transport.
+    /// Whether the node answered that this token may not use the transport, or not the data port that it needs.
     #[serde(skip)]
     pub(crate) is_forbidden: bool,
     /// Time to open a link.
@@ -125,7 +125,7 @@ impl Prober {
             None => None,
         };
         let shm = self.shm(&stats.shm_path, &hello, same_host).await;
-        let rdma = self.rdma(&stats.data_address, address, &hello).await;
+        let rdma = self.rdma(&stats.data_address, &tcp, address, &hello).await;
         let ways = vec![shm, rdma, tcp];
         Node {
             name: stats.name.clone(),
@@ -245,15 +245,19 @@ impl Prober {
         }
     }
 
-    /// Probes RDMA.
-    async fn rdma(&self, told: &str, address: Option<SocketAddr>, hello: &Hello) -> Way {
+    /// Probes RDMA. A link is set up at the data port, which `tcp` reached or not.
+    async fn rdma(&self, told: &str, tcp: &Way, address: Option<SocketAddr>, hello: &Hello) -> Way {
         let fails = |reason: String| Way::fails(Transport::Rdma, reason);
         let fabric = match &self.rdma {
             Ok(fabric) => fabric.clone(),
             Err(reason) => return fails(reason.clone()),
         };
         let Some(address) = address else {
-            return fails("RDMA links are set up over TCP, and TCP does not work".to_owned());
+            let reason = "RDMA links are set up over TCP, and TCP does not work";
+            return Way {
+                is_forbidden: tcp.is_forbidden,
+                ..fails(reason.to_owned())
+            };
         };
         let (begin, by) = (Instant::now(), self.deadline());
         let ports: Vec<&str> = fabric.rails().iter().map(|rail| rail.name()).collect();

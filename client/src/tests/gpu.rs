@@ -240,6 +240,31 @@ async fn a_chain_over_several_groups_stays_linked() {
     assert_linked(&links, &names);
 }
 
+#[tokio::test]
+async fn of_upserts_of_one_key_in_several_groups_the_last_one_stays() {
+    let (pool, gpus, buffer) = with_gpu(4 * MIB).await;
+    // Each block is a group of its own. On the other node, a later group would end before an earlier one.
+    pool.nodes.set(1, Mode::Slow(Duration::from_millis(30)));
+    for at in 0..15 {
+        gpus.fill(at * MIB, &pattern(at, MIB));
+    }
+    let blocks = (0..15).map(|at| {
+        let from = buffer.slice(Offset(at * MIB), Length(MIB)).unwrap();
+        PutBlock::new(key(&format!("key-{}", at % 3)), from)
+    });
+    let options = PutOptions {
+        upsert: true,
+        ..PutOptions::default()
+    };
+    let outcomes = pool.client.batch_put_gpu(blocks.collect(), &options).await;
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+    for last in 12..15 {
+        let (got, bytes) = get_one(&pool, &format!("key-{}", last % 3), 1 << 20).await;
+        assert!(got.unwrap().is_hit(), "{last}");
+        assert!(bytes == pattern(last, MIB), "{last}");
+    }
+}
+
 /// If a group is not put, the groups behind it do not overtake the groups ahead of it.
 #[tokio::test]
 async fn a_chain_with_a_block_at_fault_stays_linked() {

@@ -756,7 +756,7 @@ async fn a_block_goes_to_another_node_where_one_is_not_trusted() {
     assert_soon(begun, Duration::from_millis(2_500));
 }
 
-/// In one call, a later block replaces an earlier one with the same key, as in two calls.
+/// In one call, only the last of several blocks with one key is written.
 #[tokio::test]
 async fn of_two_blocks_with_one_key_an_upsert_writes_the_last_and_both_are_stored() {
     let pool = pool().await;
@@ -771,4 +771,8 @@ async fn of_two_blocks_with_one_key_an_upsert_writes_the_last_and_both_are_store
     assert_eq!(get_one(&pool, "a", 2).await.1, b"22");
     let counted = pool.client.counters();
     assert_eq!((counted.puts_stored, counted.puts_present), (4, 2));
+    let blocks = vec![block("a", b""), block("a", b"333")];
+    let put = pool.client.upsert(blocks, &options).await;
+    assert_eq!(put, [Err(PutError::Empty), STORED]);
+    assert_eq!(get_one(&pool, "a", 3).await.1, b"333");
 }

@@ -23,7 +23,8 @@ from pathlib import Path
 
 
 _ANNOUNCEMENT = re.compile(r"mooncake-client-[0-9]+\.json")
-_SOCKET = re.compile(r"[A-Za-z0-9_.:-]+:[0-9]+\.sock")
+# The names of nodes end with a port, or are cut and end with a digest.
+_SOCKET = re.compile(r"[A-Za-z0-9_.:-]+[:-][0-9a-f]+\.sock")
 # The age in seconds from which a socket without a server is removed. A younger one may be about to get its server.
 _OLD = 60.0
 
@@ -112,13 +113,16 @@ def _is_left(file: Path, found: os.stat_result) -> bool:
 
 
 def _has_ended(announcement: Path) -> bool:
-    """Whether the process of an announcement has ended. A process of another container cannot be asked about."""
+    """Whether the process of an announcement has ended.
+
+    A process of another container or host cannot be asked about.
+    """
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError):
         with os.fdopen(os.open(announcement, os.O_RDONLY | os.O_NOFOLLOW)) as opened:
             said = json.load(opened)
         here = _process_namespace()
         process = int(said["process"])
-        if process <= 0 or said.get("namespace", here) != here:
+        if process <= 0 or not here or said.get("namespace") != here:
             return False
         try:
             os.kill(process, 0)
@@ -138,7 +142,9 @@ def _has_no_server(file: Path) -> bool:
 
 
 def _process_namespace() -> str:
-    """The namespace in which this process's id is valid."""
+    """The host and the namespace in which this process's id is valid; empty if unknown."""
     with contextlib.suppress(OSError):
-        return os.readlink("/proc/self/ns/pid")
+        # The first namespace of each host has the same number. The id of the boot tells hosts apart.
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}" if boot else ""
     return ""

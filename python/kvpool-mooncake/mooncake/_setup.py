@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import weakref
 from collections.abc import Mapping, Sequence
 
@@ -41,6 +42,10 @@ _REQUIRED = (
 
 # The stores that are set up.
 _open: weakref.WeakSet[SetupMethods] = weakref.WeakSet()
+# The stores of a parent process are closed there.
+os.register_at_fork(after_in_child=_open.clear)
+# How often the open stores are listed while other threads set stores up.
+_ATTEMPTS = 100
 
 
 class SetupMethods(SegmentMethods):
@@ -307,9 +312,20 @@ class SetupMethods(SegmentMethods):
         return self.get_hostname()
 
 
+def _still_open() -> list[SetupMethods]:
+    for _ in range(_ATTEMPTS):
+        # The set raises this if it changes meanwhile.
+        with contextlib.suppress(RuntimeError):
+            return list(_open)
+    return []
+
+
 @atexit.register
 def _close_all() -> None:
-    for store in list(_open):
-        # The stores of a parent process are closed there.
-        with contextlib.suppress(RuntimeError):
+    for store in _still_open():
+        name = store.get_hostname()
+        log.info("%s is closed, because the process ends", name)
+        try:
             store.close()
+        except Exception as error:
+            log.error("%s is not closed: %s", name, error)

@@ -257,8 +257,10 @@ def test_a_client_with_offload_has_its_blocks_again_after_a_restart(commands, tm
     assert [file.name for file in ssd.iterdir()] == ["kvpool-0.ssd"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_reach_kvmaster_and_its_exit_code_comes_back(commands, tmp_path, number) -> None:
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip("the tests run under nohup")
     master = started_master(commands, tmp_path)
     (kvmaster,) = master.children()
     master.process.send_signal(number)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mooncake._clients import announce_client, remove_left_files
+from mooncake._clients import _process_namespace, announce_client, remove_left_files
 from live_pools import LivePool, free_port
 
 HOUR = 3600.0
@@ -51,25 +51,46 @@ def names(folder: Path) -> set[str]:
 
 
 def test_files_of_processes_that_ended_are_removed_and_no_others(folder: Path) -> None:
-    for name, age in [("127.0.0.1:1.sock", HOUR), ("host:2.sock", HOUR), ("host:3.sock", 0.0), ("own.sock", HOUR)]:
+    for name, age in [
+        ("127.0.0.1:1.sock", HOUR),
+        ("host:2.sock", HOUR),
+        # The names of a `mooncake_client`, and of a host whose name is long.
+        ("host-2.sock", HOUR),
+        ("host.example-0123456789abcdef.sock", HOUR),
+        ("host:3.sock", 0.0),
+        ("own.sock", HOUR),
+        ("of-one.sock", HOUR),
+    ]:
         bound(folder / name, age).close()
     served = bound(folder / "host:4.sock", HOUR)
     gone = ended_process()
     announce_client(5, ["http://127.0.0.1:1"], process=gone)
     other = announce_client(6, ["http://127.0.0.1:1"], process=gone)
-    elsewhere = {**json.loads(other.read_text()), "namespace": "pid:[1]"}
-    other.write_text(json.dumps(elsewhere))
+    announced = json.loads(other.read_text())
+    namespace = os.readlink("/proc/self/ns/pid")
+    assert announced["namespace"].endswith(f" {namespace}")
+    # Another host has other processes in the namespace with this number.
+    other.write_text(json.dumps({**announced, "namespace": f"another-boot {namespace}"}))
+    container = announced["namespace"].replace(namespace, "pid:[1]")
+    (folder / "mooncake-client-10.json").write_text(json.dumps({**announced, "namespace": container}))
+    (folder / "mooncake-client-11.json").write_text(json.dumps({**announced, "namespace": ""}))
     (folder / "mooncake-client-7.json").write_text("no JSON")
     (folder / "mooncake-clients.json").write_text(json.dumps({"process": gone}))
-    # The announcement of an earlier version.
+    # Announcements of earlier versions name no host.
     (folder / "mooncake-client-8.json").write_text(json.dumps({"process": gone, "masters": []}))
+    (folder / "mooncake-client-12.json").write_text(json.dumps({**announced, "namespace": namespace}))
     announce_client(9, ["http://127.0.0.1:1"])
     assert names(folder) == {
         "host:3.sock",
         "host:4.sock",
         "own.sock",
+        "of-one.sock",
         "mooncake-client-6.json",
         "mooncake-client-7.json",
+        "mooncake-client-8.json",
+        "mooncake-client-10.json",
+        "mooncake-client-11.json",
+        "mooncake-client-12.json",
         "mooncake-client-9.json",
         "mooncake-clients.json",
     }
@@ -80,7 +101,7 @@ def test_links_stay_and_are_not_followed(folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="kv-") as there:
         dead, said = Path(there) / "host:1.sock", Path(there) / "mooncake-client-1.json"
         bound(dead, HOUR).close()
-        said.write_text(json.dumps({"process": ended_process()}))
+        said.write_text(json.dumps({"process": ended_process(), "namespace": _process_namespace()}))
         for target in (dead, said):
             (folder / target.name).symlink_to(target)
         remove_left_files()
@@ -111,4 +132,29 @@ print(*(file.name for file in Path("{folder}").iterdir()))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert ".sock" in done.stdout
+    assert names(folder) == set()
+
+
+def test_a_store_that_cannot_be_closed_does_not_keep_the_others_open(folder: Path, shared_pool: LivePool) -> None:
+    port = free_port()
+    program = f"""
+from mooncake.store import MooncakeDistributedStore
+
+
+class Unwilling(MooncakeDistributedStore):
+    def close(self):
+        raise ValueError("as told")
+
+
+settings = {{"global_segment_size": 0, "master_server_addr": "{shared_pool.url}"}}
+unwilling = [Unwilling() for _ in range(4)]
+for store in unwilling:
+    assert store.setup(settings) == 0
+willing = MooncakeDistributedStore()
+settings |= {{"local_hostname": "127.0.0.1:{port}", "global_segment_size": "16MB"}}
+assert willing.setup(settings) == 0
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("is not closed: as told") == 4
     assert names(folder) == set()

@@ -57,6 +57,21 @@ def test_each_fragment_answers_for_itself(
     assert bytes(target)[990:1000] == value[980:990]
 
 
+def test_fragments_that_follow_each_other_in_the_object_may_overlap_in_memory(
+    store: MooncakeDistributedStore, key: str, memory: type[Memory]
+) -> None:
+    value = os.urandom(1000)
+    assert store.put(key, value) == 0
+    target = memory(100)
+    answers = store.get_into_ranges(
+        [target.ptr], [[key]], [[[0, 5, 50]]], [[[100, 110, 120]]], [[[10, 10, 10]]]
+    )
+    assert answers == [[[10, 10, 10]]]
+    assert bytes(target)[:5] == value[100:105]
+    assert bytes(target)[10:15] == value[115:120]
+    assert bytes(target)[50:60] == value[120:130]
+
+
 def test_shapes_that_do_not_match_are_600_where_they_do_not(
     store: MooncakeDistributedStore, key: str, memory: type[Memory]
 ) -> None:

@@ -14,6 +14,8 @@ from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+# SIGHUP ends the original's commands, and no daemon of kvpool.
+_SENT_FOR: dict[int, int] = {signal.SIGHUP: signal.SIGTERM}
 
 
 class NotFound(Exception):
@@ -34,6 +36,8 @@ def find(command: str) -> str:
 class Child:
     """A command as a child of this process. It gets this process's signals, and does not outlive it.
 
+    A SIGHUP ends the child, unless this process was started without it, as by nohup.
+
     Make it on the main thread, before the process has other threads.
     """
 
@@ -41,7 +45,8 @@ class Child:
         self._early: list[int] = []
         self._process: subprocess.Popen[bytes] | None = None
         for number in _PASSED_ON:
-            signal.signal(number, self._pass_on)
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._pass_on)
         parent = os.getpid()
         libc = ctypes.CDLL(None, use_errno=True)
 
@@ -57,6 +62,7 @@ class Child:
             self._process.send_signal(early)
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+        number = _SENT_FOR.get(number, number)
         if self._process is None:
             self._early.append(number)
         else:

@@ -7,7 +7,7 @@ use super::segments::Segments;
 use crate::home::{Home, Resident, end_aside};
 use crate::loan::left;
 use crate::memory::Memory;
-use crate::places::{Placed, by_place};
+use crate::places::{Placed, by_place, put_by_place};
 use kvpool_client::blocking::Client;
 use kvpool_client::{GetBlock, GetError, GetOptions, GetOutcome, GpuSlice, PutBlock, PutOptions};
 use kvpool_transport::Slice;
@@ -95,10 +95,14 @@ impl Parts {
         };
         let mut why = None;
         let codes = spread(items, |items| {
-            let outcomes = by_place(
-                placed(items),
-                |items| self.client.batch_put(puts(items), &within()),
-                |items| self.client.batch_put_gpu(puts(items), &within()),
+            let puts = items.into_iter().map(|(key, buffers)| match buffers {
+                Buffers::Host(slices) => Placed::Host(put(key, slices)),
+                Buffers::Device(slices) => Placed::Device(put(key, slices)),
+            });
+            let outcomes = put_by_place(
+                puts.collect(),
+                |puts| self.client.batch_put(puts, &within()),
+                |puts| self.client.batch_put_gpu(puts, &within()),
             );
             let code = |outcome| match outcome {
                 Ok(_) => codes::OK,
@@ -185,13 +189,12 @@ fn placed(items: Vec<(Key, Buffers)>) -> Vec<PlacedItem> {
     items.into_iter().map(place).collect()
 }
 
-fn puts<B>(items: Vec<(Key, Vec<B>)>) -> Vec<PutBlock<B>> {
-    let put = |(key, buffers)| PutBlock {
+const fn put<B>(key: Key, buffers: Vec<B>) -> PutBlock<B> {
+    PutBlock {
         key,
         parent: None,
         buffers,
-    };
-    items.into_iter().map(put).collect()
+    }
 }
 
 fn gets<B>(items: Vec<(Key, Vec<B>)>) -> Vec<GetBlock<B>> {

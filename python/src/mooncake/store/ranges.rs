@@ -46,8 +46,8 @@ struct Unread {
     code: i64,
     /// `None` for a miss.
     reason: Option<String>,
-    /// Whether the range is outside the block.
-    is_outside: bool,
+    /// Whether the fragments of the range may be valid when each is read alone.
+    try_alone: bool,
 }
 
 /// Reads fragments. Returns a length or a code for each, and the reason of the first failure. One read takes
@@ -145,12 +145,13 @@ fn read_run(client: &Client, run: &Run, deadline: Instant) -> Outcome {
     let mut outcome = Outcome::default();
     match read_range(client, &run.key, run.from, run.buffers.clone(), deadline) {
         Ok(version) => outcome.versions = version.map(|version| (version, version)),
-        Err(unread) if !unread.is_outside => {
+        Err(unread) if !unread.try_alone => {
             let failed = run.places.iter().map(|place| (*place, unread.code));
             outcome.failed = failed.collect();
             outcome.reason = unread.reason;
         }
-        // The first fragments of a run beyond the end of the block may be valid, so each is read alone.
+        // The first fragments of a run beyond the end of the block may be valid. So may fragments whose memory
+        // overlaps.
         Err(_) => {
             let mut from = run.from;
             for (place, slice) in run.places.iter().zip(&run.buffers) {
@@ -187,7 +188,7 @@ fn read_range(
         return Err(Unread {
             code: codes::of(Code::DeadlineExceeded, codes::TRANSFER),
             reason: Some("the timeout of the get passed before this range was read".to_owned()),
-            is_outside: false,
+            try_alone: false,
         });
     }
     let options = GetOptions {
@@ -199,12 +200,13 @@ fn read_range(
         Ok(GetOutcome::Miss) => Err(Unread {
             code: codes::NOT_FOUND,
             reason: None,
-            is_outside: false,
+            try_alone: false,
         }),
         Err(error) => Err(Unread {
             code: codes::of_get(&error),
             reason: Some(error.to_string()),
-            is_outside: matches!(error, GetError::OutsideBlock { .. }),
+            try_alone: matches!(error, GetError::OutsideBlock { .. })
+                || error.code() == Code::InvalidArgument,
         }),
     }
 }
