@@ -67,7 +67,9 @@ fn is_running(status: &str) -> bool {
     let is_killed = signals.is_none_or(|set| set & KILL != 0);
     // A process that ends gives its memory back first, and closes its files later.
     let has_memory = field("VmSize:").is_some();
-    has_memory && !is_killed && field("Name:") != Some(TOOL)
+    // A process that crashed has its memory until it is dumped.
+    let is_dumped = field("CoreDumping:") == Some("1");
+    has_memory && !is_killed && !is_dumped && field("Name:") != Some(TOOL)
 }
 
 #[cfg(test)]
@@ -116,6 +118,9 @@ mod tests {
         )));
         assert!(!is_running(&status("kvstore-node", "", none)));
         assert!(!is_running(&status("kvctl", memory, none)));
+        let dumped = |dumps: u8| format!("{memory}CoreDumping:\t{dumps}\n");
+        assert!(is_running(&status("kvstore-node", &dumped(0), none)));
+        assert!(!is_running(&status("kvstore-node", &dumped(1), none)));
         assert!(!is_running(""));
     }
 
