@@ -5,6 +5,7 @@
 //! succeeded.
 
 use super::Shared;
+use super::copies::PLACES;
 use super::error::Wrong;
 use crate::{Arena, GRANULE, IoError, Op, Request};
 use parking_lot::Mutex;
@@ -14,10 +15,6 @@ use std::sync::Arc;
 
 /// The most ranges that are suspect at a time. Beyond it all are forgotten.
 const MOST: usize = 4096;
-/// The range that is read to see whether the device answers: both superblocks. They were written, so the device must
-/// read them.
-const PROBE: Range<u64> = 0..2 * GRANULE as u64;
-
 /// The ranges that failed, and what was read since.
 #[derive(Debug, Default)]
 pub(super) struct Suspects(Mutex<State>);
@@ -30,6 +27,17 @@ struct State {
     succeeded: u64,
     /// The failed ranges by their start: the end, and the value of `begun` at the first failure.
     failed: BTreeMap<u64, (u64, u64)>,
+    probing: Probing,
+}
+
+/// Whether the superblocks are being read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Probing {
+    #[default]
+    Idle,
+    Running,
+    /// A range failed after these reads began, so they say nothing about it. Others follow.
+    Again,
 }
 
 impl Suspects {
@@ -51,6 +59,22 @@ impl Suspects {
     /// nothing about other ranges.
     pub(super) fn note_written(&self, range: &Range<u64>) {
         self.0.lock().forget(range);
+    }
+
+    /// Whether a probe is to begin now. While one runs, another one follows it.
+    fn begin_probe(&self) -> bool {
+        let mut state = self.0.lock();
+        let is_idle = state.probing == Probing::Idle;
+        state.probing = match is_idle {
+            true => Probing::Running,
+            false => Probing::Again,
+        };
+        is_idle
+    }
+
+    /// A probe has ended. Returns whether another one follows.
+    fn end_probe(&self) -> bool {
+        std::mem::take(&mut self.0.lock().probing) == Probing::Again
     }
 
     /// A range failed. Returns whether it has a bad sector.
@@ -116,29 +140,49 @@ impl Shared {
         }
     }
 
-    /// Reads the superblocks without waiting, to see whether the device answers. Without this read, a bad sector would
-    /// stay suspect while no other range is read.
+    /// Reads the superblocks without waiting, to see whether the device answers. Without these reads, a bad sector
+    /// would stay suspect while no other range is read. One superblock may be in a bad sector, so each is read alone.
     fn probe(self: &Arc<Self>) {
-        // Loads may wait for each byte of the common arena.
-        let buffer = Arena::new(GRANULE * 2).ok();
-        let buffer = buffer.and_then(|arena| arena.take(GRANULE * 2));
-        let engine = self.engine.upgrade();
-        let (Some(engine), Some(buffer), Some(flight)) = (engine, buffer, self.flights.begin())
-        else {
+        let Some(engine) = self.engine.upgrade() else {
             return;
         };
-        let number = self.suspects.begin();
-        let shared = Arc::clone(self);
-        engine.submit(Request {
-            op: Op::Read(buffer),
-            offset: PROBE.start,
-            done: Box::new(move |completion| {
-                if completion.result.is_ok() {
-                    shared.suspects.note_read(number, &PROBE);
-                }
-                drop(flight);
-            }),
-        });
+        if !self.suspects.begin_probe() {
+            return;
+        }
+        let probe = Arc::new(Probe(Arc::clone(self)));
+        for place in PLACES {
+            // Loads may wait for each byte of the common arena.
+            let buffer = Arena::new(GRANULE).ok();
+            let buffer = buffer.and_then(|arena| arena.take(GRANULE));
+            let (Some(buffer), Some(flight)) = (buffer, self.flights.begin()) else {
+                return;
+            };
+            let number = self.suspects.begin();
+            let probe = Arc::clone(&probe);
+            engine.submit(Request {
+                op: Op::Read(buffer),
+                offset: place,
+                done: Box::new(move |completion| {
+                    if completion.result.is_ok() {
+                        let range = place..place + GRANULE as u64;
+                        probe.0.suspects.note_read(number, &range);
+                    }
+                    drop(probe);
+                    drop(flight);
+                }),
+            });
+        }
+    }
+}
+
+/// The reads of one probe. It ends when all of them have ended.
+struct Probe(Arc<Shared>);
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        if self.0.suspects.end_probe() {
+            self.0.probe();
+        }
     }
 }
 
