@@ -95,6 +95,23 @@ fn a_second_store_into_a_bad_sector_fails_and_marks_it() {
     assert_eq!(rig.medium.bad_ranges().as_slice(), [block.range()]);
 }
 
+/// The next round of writes has other extents. Nothing is read meanwhile.
+#[test]
+fn a_store_over_a_part_of_a_failed_one_finds_the_bad_sector() {
+    let rig = rig();
+    let (first, next) = (
+        Block::new(DATA_START, 1, 1, 9000),
+        Block::new(DATA_START + STEP, 2, 2, 20_000),
+    );
+    rig.device.bad.lock().push(DATA_START + 2 * STEP);
+    for block in [&first, &next] {
+        assert!(rig.medium.bad_ranges().as_slice().is_empty());
+        let failed = rig::store(&rig.medium, &rig.arena, block);
+        assert!(matches!(failed, Err(StoreError::Io(IoError::Medium(_)))));
+    }
+    assert_eq!(rig.medium.bad_ranges().as_slice(), [next.range()]);
+}
+
 /// The medium itself looks whether the device reads anything.
 #[test]
 fn a_bad_sector_is_found_while_nothing_else_is_read() {
