@@ -43,7 +43,8 @@ pub struct Options {
     /// How long to wait for another process to release the device or file. The last requests of a killed
     /// process hold it until they end.
     pub patience: Duration,
-    /// Whether to open for reads alone, beside other readers. With a size this has no effect.
+    /// Whether to open for reads alone. A file may have other readers meanwhile, and a device may not. With a size this
+    /// has no effect.
     pub read_only: bool,
 }
 

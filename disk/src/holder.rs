@@ -1,6 +1,6 @@
 //! Whether a live process has locked a file, as `/proc` tells it.
 
-use std::fs;
+use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -18,10 +18,9 @@ pub(crate) fn is_live(path: &Path) -> bool {
         return false;
     };
     let of_file = format!(":{}", found.ino());
-    locks
-        .lines()
-        .filter_map(exclusive)
-        .any(|(process, file)| file.ends_with(&of_file) && runs(process) && has(process, file))
+    locks.lines().filter_map(exclusive).any(|(process, file)| {
+        file.ends_with(&of_file) && runs(process) && has(process, file, &found)
+    })
 }
 
 /// The process and the file of an exclusive `flock`, from a line of `/proc/locks` or of a descriptor.
@@ -34,17 +33,24 @@ fn exclusive(line: &str) -> Option<(u32, &str)> {
     }
 }
 
-/// Whether a descriptor of the process has the lock. Another process may have the number of a dead one.
-fn has(process: u32, file: &str) -> bool {
-    let Ok(descriptors) = fs::read_dir(format!("/proc/{process}/fdinfo")) else {
+/// Whether a descriptor of the process is the file that was found, and has the lock. Another process may have the
+/// number of a dead one. A file of another filesystem may have the same inode.
+fn has(process: u32, file: &str, found: &Metadata) -> bool {
+    let of_process = Path::new("/proc").join(process.to_string());
+    let Ok(descriptors) = fs::read_dir(of_process.join("fdinfo")) else {
         return false;
     };
     descriptors.flatten().any(|descriptor| {
         let told = fs::read_to_string(descriptor.path()).unwrap_or_default();
-        told.lines()
-            .filter_map(exclusive)
-            .any(|(_, other)| other == file)
+        let mut locks = told.lines().filter_map(exclusive);
+        let open = of_process.join("fd").join(descriptor.file_name());
+        locks.any(|(_, other)| other == file)
+            && fs::metadata(open).is_ok_and(|open| is_same(&open, found))
     })
+}
+
+fn is_same(one: &Metadata, other: &Metadata) -> bool {
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
 }
 
 fn runs(process: u32) -> bool {
@@ -61,7 +67,9 @@ fn is_running(status: &str) -> bool {
     let is_killed = signals.is_none_or(|set| set & KILL != 0);
     // A process that ends gives its memory back first, and closes its files later.
     let has_memory = field("VmSize:").is_some();
-    has_memory && !is_killed && field("Name:") != Some(TOOL)
+    // A process that crashed has its memory until it is dumped.
+    let is_dumped = field("CoreDumping:") == Some("1");
+    has_memory && !is_killed && !is_dumped && field("Name:") != Some(TOOL)
 }
 
 #[cfg(test)]
@@ -110,6 +118,9 @@ mod tests {
         )));
         assert!(!is_running(&status("kvstore-node", "", none)));
         assert!(!is_running(&status("kvctl", memory, none)));
+        let dumped = |dumps: u8| format!("{memory}CoreDumping:\t{dumps}\n");
+        assert!(is_running(&status("kvstore-node", &dumped(0), none)));
+        assert!(!is_running(&status("kvstore-node", &dumped(1), none)));
         assert!(!is_running(""));
     }
 
@@ -122,5 +133,19 @@ mod tests {
         assert!(!is_live(file.path()));
         lock(rustix::fs::FlockOperation::LockExclusive);
         assert!(is_live(file.path()));
+    }
+
+    #[test]
+    fn a_lock_on_another_file_does_not_count() {
+        let [one, other] = [(); 2].map(|()| tempfile::NamedTempFile::new().unwrap());
+        let lock = rustix::fs::FlockOperation::LockExclusive;
+        rustix::fs::flock(one.as_file(), lock).unwrap();
+        let [one, other] = [one, other].map(|file| (file.as_file().metadata().unwrap(), file));
+        let locks = fs::read_to_string("/proc/locks").unwrap();
+        let of_one = format!(":{}", one.0.ino());
+        let own = |lock: &(u32, &str)| lock.0 == std::process::id() && lock.1.ends_with(&of_one);
+        let (process, place) = locks.lines().filter_map(exclusive).find(own).unwrap();
+        assert!(has(process, place, &one.0));
+        assert!(!has(process, place, &other.0));
     }
 }

@@ -263,8 +263,9 @@ impl Medium {
         self.shared.size - DATA_START
     }
 
-    /// The ranges that must not be used. Loads and stores add a range that fails twice, while other reads succeed;
-    /// [`detach`](Self::detach) keeps them.
+    /// The ranges that must not be used. A load or store adds its range if two conditions hold. It failed where an
+    /// earlier one had failed, and a read that began between the two has succeeded. [`detach`](Self::detach) keeps the
+    /// ranges.
     pub fn bad_ranges(&self) -> BadRanges {
         self.shared.bad.lock().clone()
     }

@@ -85,6 +85,8 @@ struct Opened {
     ssd: Arc<Ssd>,
     life: Life,
     in_flight: Mutex<Vec<InFlight>>,
+    /// Whether the node is just told the end of a request for data.
+    is_told: AtomicBool,
 }
 
 /// A request for data that has not ended.
@@ -177,6 +179,7 @@ impl Ssd {
             ssd: Arc::clone(self),
             life: life.clone(),
             in_flight: Mutex::default(),
+            is_told: AtomicBool::new(false),
         })))
     }
 
@@ -335,14 +338,14 @@ impl Ssd {
         self.net.trace.note(Process::Node(self.node), line);
     }
 
-    fn perform(&self, mut op: Op, offset: u64) -> Completion {
+    /// A node that is told of a failure reads its superblocks at once, to see whether the disk answers. It gives
+    /// nothing up for such a probe.
+    fn perform(&self, mut op: Op, offset: u64, is_probe: bool) -> Completion {
         let mut state = self.state.lock();
         let result = match &mut op {
             Op::Read(_) | Op::ReadInto(..) => {
                 let range = offset..offset + op.length();
                 let outcome = state.outcome(&self.net, false, range.end, self.size);
-                // A node reads both superblocks at once to see whether the disk answers. It gives nothing up for that.
-                let is_probe = offset == 0 && op.length() > GRANULE as u64;
                 if !is_probe {
                     state.note_error(offset >= DATA_START, &outcome);
                 }
@@ -536,9 +539,11 @@ impl Handle {
             return;
         }
         ssd.note(&op, offset);
-        let completion = ssd.perform(op, offset);
+        let completion = ssd.perform(op, offset, false);
         self.0.ended(number);
+        self.0.is_told.store(true, Ordering::Relaxed);
         done(completion);
+        self.0.is_told.store(false, Ordering::Relaxed);
     }
 }
 
@@ -551,7 +556,8 @@ impl Engine for Handle {
             tokio::spawn(self.clone().run(number, request));
         } else {
             let Request { op, offset, done } = request;
-            done(self.0.ssd.perform(op, offset));
+            let is_probe = op.is_read() && self.0.is_told.load(Ordering::Relaxed);
+            done(self.0.ssd.perform(op, offset, is_probe));
         }
     }
 

@@ -9,7 +9,7 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Instant;
 
 /// The offsets of the copies in bytes.
-const PLACES: [u64; 2] = [0, GRANULE as u64];
+pub(super) const PLACES: [u64; 2] = [0, GRANULE as u64];
 
 /// Runs one request and waits for it, at most until `until` if that is given. After that the engine keeps the
 /// request's buffer. Never call this on the engine's own thread.

@@ -171,6 +171,7 @@ impl Medium {
                     Err(IoError::Medium(_)) if shared.suspects.note_failed(&range) => {
                         shared.mark_bad(range);
                     }
+                    Err(IoError::Medium(_)) => shared.probe(),
                     Err(_) => {}
                 }
                 drop(flight);

@@ -32,6 +32,15 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
 }
 
+/// Waits until something holds, at most 20 s.
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let limit = soon();
+    while !holds() {
+        assert!(Instant::now() < limit, "not within 20 s: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 fn size() -> usize {
     usize::try_from(footprint(LENGTH).unwrap()).unwrap()
 }
@@ -708,20 +717,19 @@ fn an_offer_to_an_earlier_session_detaches_no_medium_of_a_later_one() {
     let (to_other, _answered) = unbounded_channel();
     media.begin(ClusterId(0xc2), to_other);
     let fronts = &media.shared.fronts;
-    while fronts[0].attached(on_medium(1)).is_some() {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_until("the first medium is detached", || {
+        fronts[0].attached(on_medium(1)).is_none()
+    });
     let (answers, mut answered) = unbounded_channel();
     media.begin(CLUSTER, answers.clone());
     media.attach(CLUSTER, orders[1].clone(), answers);
-    while !matches!(
-        answered.blocking_recv().unwrap(),
-        ToMaster::MediumAttached(_)
-    ) {}
+    wait_until("the second medium is attached", || {
+        matches!(answered.try_recv(), Ok(ToMaster::MediumAttached(_)))
+    });
     // The first disk answers, and the earlier offer comes to the second.
-    while media.shared.disks[0].is_locked() {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_until("the first disk is free", || {
+        !media.shared.disks[0].is_locked()
+    });
     std::thread::sleep(Duration::from_millis(200));
     assert!(fronts[1].attached(on_medium(2)).is_some());
 }

@@ -67,7 +67,7 @@ fn a_master_whose_etcd_does_not_answer_says_so_at_once() {
     let flags = ["--etcd", "http://127.0.0.1:1"].into_iter().chain(ports);
     let flags: Vec<String> = flags.map(str::to_owned).collect();
     let master = Daemon::spawn("kvmaster", place.path(), "kvmaster", &flags).unwrap();
-    let limit = Instant::now() + Duration::from_secs(5);
+    let limit = Instant::now() + Duration::from_secs(15);
     while !master.log_text().contains("waiting for etcd") {
         assert!(Instant::now() < limit, "{}", master.log_text());
         std::thread::sleep(Duration::from_millis(20));

@@ -201,7 +201,6 @@ async fn absent_expired_and_foreign_certificates_are_refused() {
     assert_eq!(check_all(&client, 0..4, 100_000).await.right, 4);
 }
 
-/// With mutual TLS between daemons, a client needs no certificate and a store node does.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plain_call_to_a_port_with_tls_is_told_so() {
     let cluster = start(0, &[]);
@@ -214,6 +213,7 @@ async fn a_plain_call_to_a_port_with_tls_is_told_so() {
     }
 }
 
+/// With mutual TLS between daemons, a client needs no certificate and a store node does.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_node_without_a_certificate_is_not_welcome() {
     let world = world();

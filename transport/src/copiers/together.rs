@@ -243,7 +243,9 @@ mod tests {
     /// Copy threads that all wait for a job.
     fn idle_copiers(threads: usize) -> Copiers {
         let copiers = Copiers::start("kvpool-test-copy", threads).unwrap();
+        let limit = soon();
         while copiers.idle() < threads {
+            assert!(Instant::now() < limit, "threads do not wait for a job");
             std::thread::sleep(Duration::from_millis(1));
         }
         copiers

@@ -131,6 +131,20 @@ impl Drop for Loop {
     }
 }
 
+/// Tries again while the device is in use, for some seconds. udev reads a device that was open for writes, and locks
+/// it meanwhile.
+fn patiently<T>(attempt: impl Fn() -> anyhow::Result<T>) -> T {
+    let limit = Instant::now() + Duration::from_secs(10);
+    loop {
+        match attempt() {
+            Err(error) if error.is::<InUse>() && Instant::now() < limit => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            done => return done.unwrap(),
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_device_in_use_is_shown_and_only_a_free_one_is_formatted() {
     let directory = tempfile::tempdir().unwrap();
@@ -140,8 +154,7 @@ async fn a_device_in_use_is_shown_and_only_a_free_one_is_formatted() {
         eprintln!("SKIPPED {test}: no loop device can be made here");
         return;
     };
-    unlocked(&device.0);
-    let node = Target::open(&device.0, None).unwrap();
+    let node = patiently(|| Target::open(&device.0, None));
     let found = inspect(&device.0).unwrap();
     assert_eq!((found.content, found.in_use), ("medium", true));
     assert_eq!(found.medium.unwrap().id, ID.to_string());
@@ -151,13 +164,17 @@ async fn a_device_in_use_is_shown_and_only_a_free_one_is_formatted() {
     assert!(refused.to_string().contains("kvstore-node"), "{refused:#}");
     assert_eq!(inspect(&device.0).unwrap().content, "medium");
     drop(node);
-    unlocked(&device.0);
-    assert!(!inspect(&device.0).unwrap().in_use);
-    unlocked(&device.0);
-    assert!(format(&device.0, None, true).unwrap().erased);
-    unlocked(&device.0);
-    assert_eq!(inspect(&device.0).unwrap().content, "blank");
-    unlocked(&device.0);
+    let content_when_free = || {
+        let found = patiently(|| match inspect(&device.0)? {
+            found if found.in_use => Err(InUse::Device(device.0.clone()).into()),
+            found => Ok(found),
+        });
+        found.content
+    };
+    assert_eq!(content_when_free(), "medium");
+    assert!(patiently(|| format(&device.0, None, true)).erased);
+    assert_eq!(content_when_free(), "blank");
+    drop(patiently(|| Target::open(&device.0, None)));
 }
 
 #[tokio::test]

@@ -3,8 +3,8 @@
 use super::device::{Device, Held};
 use super::rig::{self, Block, CLUSTER, STEP};
 use crate::medium::{
-    DATA_START, DetachError, Expected, Formatted, Generation, Invalid, Medium, Opened, Staged,
-    StoreError, Wanted, Wrong,
+    Arrival, DATA_START, DetachError, Expected, Formatted, Generation, Invalid, Medium, Opened,
+    Staged, StoreError, Wanted, Wrong,
 };
 use crate::{Arena, Engine, GRANULE, IoError};
 use kvpool_types::{Checksum, Length, MediumId, Version};
@@ -95,6 +95,23 @@ fn a_second_store_into_a_bad_sector_fails_and_marks_it() {
     assert_eq!(rig.medium.bad_ranges().as_slice(), [block.range()]);
 }
 
+/// The next round of writes has other extents. Nothing is read meanwhile.
+#[test]
+fn a_store_over_a_part_of_a_failed_one_finds_the_bad_sector() {
+    let rig = rig();
+    let (first, next) = (
+        Block::new(DATA_START, 1, 1, 9000),
+        Block::new(DATA_START + STEP, 2, 2, 20_000),
+    );
+    rig.device.bad.lock().push(DATA_START + 2 * STEP);
+    for block in [&first, &next] {
+        assert!(rig.medium.bad_ranges().as_slice().is_empty());
+        let failed = rig::store(&rig.medium, &rig.arena, block);
+        assert!(matches!(failed, Err(StoreError::Io(IoError::Medium(_)))));
+    }
+    assert_eq!(rig.medium.bad_ranges().as_slice(), [next.range()]);
+}
+
 /// The medium itself looks whether the device reads anything.
 #[test]
 fn a_bad_sector_is_found_while_nothing_else_is_read() {
@@ -105,6 +122,60 @@ fn a_bad_sector_is_found_while_nothing_else_is_read() {
     let load = || rig::load_block(&rig.medium, &rig.arena, &bad, 0..9000).unwrap_err();
     assert!(matches!(load(), Wrong::Io(_)));
     assert!(matches!(load(), Wrong::BadSector(_)));
+}
+
+#[test]
+fn a_bad_sector_is_found_beside_a_superblock_that_cannot_be_read() {
+    for slot in 0..2 {
+        let rig = rig();
+        let bad = Block::new(DATA_START, 1, 1, 9000);
+        rig::store(&rig.medium, &rig.arena, &bad).unwrap();
+        *rig.device.bad.lock() = vec![slot * STEP, DATA_START];
+        let load = || rig::load_block(&rig.medium, &rig.arena, &bad, 0..9000).unwrap_err();
+        assert!(matches!(load(), Wrong::Io(_)));
+        assert!(matches!(load(), Wrong::BadSector(_)));
+    }
+}
+
+/// A failing device gets two further requests at a time, however many requests it fails.
+#[test]
+fn the_reads_of_superblocks_after_failures_are_bounded() {
+    let rig = rig();
+    rig.device.holds.store(true, Ordering::SeqCst);
+    let failed = || Err::<(), _>(IoError::Medium(std::io::Error::other("bad sector")));
+    let end_all = |outcome: &dyn Fn() -> Result<(), IoError>| {
+        let held = std::mem::take(&mut *rig.device.held.lock());
+        let offsets: Vec<u64> = held.iter().map(|Held(request)| request.offset).collect();
+        for Held(request) in held {
+            request.end(outcome());
+        }
+        offsets
+    };
+    let blocks = [0, 10, 20].map(|at| Block::new(DATA_START + at * STEP, at + 1, at + 1, 9000));
+    let load = |block: &Block| {
+        let wanted = Wanted::part(block.stamp.offset, block.expected(), 0..9000).unwrap();
+        let room = wanted.take(&rig.arena, None).unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let report = move |arrival: Arrival| sender.send(arrival.verify().unwrap_err()).unwrap();
+        rig.medium.load(wanted, room, report);
+        receiver
+    };
+    let first: Vec<_> = blocks.iter().map(load).collect();
+    assert_eq!(end_all(&failed).len(), 3);
+    for ended in first {
+        assert!(matches!(ended.recv().unwrap(), Wrong::Io(_)));
+    }
+    // Others follow, because two blocks failed after the first reads had begun.
+    for _ in 0..2 {
+        assert_eq!(end_all(&|| Ok(())), [0, STEP]);
+    }
+    assert!(rig.device.held.lock().is_empty());
+    let second: Vec<_> = blocks.iter().map(load).collect();
+    assert_eq!(end_all(&failed).len(), 3);
+    for ended in second {
+        assert!(matches!(ended.recv().unwrap(), Wrong::BadSector(_)));
+    }
+    assert!(rig.device.held.lock().is_empty());
 }
 
 #[test]
