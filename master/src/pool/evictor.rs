@@ -16,7 +16,7 @@
 //!
 //! Blocks that move off a draining node take room before eviction sees them on their target. Until they
 //! arrive, a block that was used later leaves only for puts that wait. Otherwise eviction would take such
-//! blocks and keep the older ones that arrive.
+//! blocks and keep the older ones that arrive. A move whose source has lost its session delays no eviction.
 //!
 //! A block larger than the oldest blocks needs contiguous room. For such a block the evictor evicts
 //! the cheapest run of neighbours, and counts it towards the round's goal.

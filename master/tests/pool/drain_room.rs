@@ -70,6 +70,32 @@ async fn a_drain_to_a_node_with_newer_blocks_keeps_the_newest_blocks() {
     assert!(kept.len() > newer.len(), "{kept:?}");
 }
 
+/// The target has no answer for pulls whose source has died.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pull_from_a_node_without_a_session_delays_no_eviction() {
+    const OLD: u8 = 50;
+    const ALL: u8 = 70;
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        eviction_ratio: 0.2,
+        ..full_and_patient(Duration::from_millis(10))
+    };
+    let (pool, _) = pool(directory.path(), config).await;
+    let a = join(&pool, "a", 1).await;
+    for number in 0..OLD {
+        put(&pool, &key(number)).await;
+    }
+    let b = join(&pool, "b", 2).await;
+    put_on_b(&pool, OLD..ALL).await;
+    let _task = pool.drain_node(&NodeName("a".into()), false).await.unwrap();
+    let room = BLOCKS_OF_NODE - (ALL - OLD);
+    let fills = || b.pulls.lock().len() == usize::from(room);
+    crate::support::media::until("moves take all room", fills).await;
+    pool.detach(&a.node, a.session);
+    let frees = || used_on(&pool, &b.node) < u64::from(BLOCKS_OF_NODE - 5) * BLOCK;
+    crate::support::media::until("eviction frees the reserve", frees).await;
+}
+
 /// Blocks of a chain return to the queues of eviction after each attempt to make room elsewhere.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_evicts_no_block_that_was_used_later() {
