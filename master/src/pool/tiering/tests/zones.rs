@@ -196,6 +196,7 @@ fn other_node_on(pool: &Pool, medium: SegmentId) -> (Arc<StoreNode>, u64, Sent) 
     let other = StoreNode::new(other, Incarnation(2), GrantKey([2; 32]), pool.now());
     let session = other.attach(Address::default(), outbox, pool.now());
     other.set_state(NodeState::Live);
+    other.gives_extents(1 << 20);
     let other = Arc::new(other);
     attach(pool, &other, session, medium);
     (other, session, sent)
@@ -588,7 +589,7 @@ async fn a_pinned_copy_that_cannot_leave_its_zone_does_not_stop_the_others() {
         ..copy_at(FROM + 8192)
     }));
     assert_eq!((medium.next_zone(), medium.copies()), (1, 2));
-    let (node, session, _sent) = connected(&pool);
+    let (node, session, _sent) = connected_with(&pool, 64 << 10);
     node.set_state(NodeState::Live);
     let segment = Segment::new(SegmentId(1), Arc::clone(&node), Length(64 << 10), 1.0);
     pool.placement.insert(Arc::new(segment));
