@@ -174,9 +174,9 @@ fn segment_of(pool: &Arc<Pool>, number: u8) -> SegmentId {
 }
 
 /// Puts blocks on node `a`.
-async fn put_on_a(pool: &Arc<Pool>, numbers: Range<u8>) {
+async fn put_on_a(pool: &Arc<Pool>, numbers: &[u8]) {
     for number in numbers {
-        let block = key(number);
+        let block = key(*number);
         let granted = reserve_with(pool, &block, BLOCK, &on("a")).await.unwrap();
         assert_eq!(commit(pool, &block, BLOCK, granted).await, [Code::Ok]);
     }
@@ -198,7 +198,7 @@ async fn a_drain_evicts_the_oldest_blocks_of_its_target_on_whichever_segment_the
         let segments = b.node.segments();
         assert_eq!(segments.len(), 2);
         let _a = join(&pool, "a", 1).await;
-        put_on_a(&pool, MOVED..MOVED + 1).await;
+        put_on_a(&pool, &[MOVED]).await;
         let is_newer = |number: &u8| segment_of(&pool, *number) == segments[newer];
         let used: Vec<u8> = (0..BLOCKS_OF_NODE).filter(is_newer).collect();
         assert_eq!(used.len(), usize::from(BLOCKS_OF_NODE / 2));
@@ -233,7 +233,7 @@ async fn a_moved_block_waits_for_its_room_that_is_still_in_quarantine() {
     put_on_b(&pool, 0..BLOCKS_OF_NODE).await;
     assert_eq!(used_on(&pool, &b.node), 4 * MIB);
     let _a = join(&pool, "a", 1).await;
-    put_on_a(&pool, OLDER..MOVED + 1).await;
+    put_on_a(&pool, &[OLDER, MOVED]).await;
     // One block of the target may leave. The newest block moves first.
     use_blocks(&pool, 1..BLOCKS_OF_NODE);
     clock.advance(Duration::from_secs(1));
