@@ -37,6 +37,9 @@ const MAKE_ROOM: Duration = Duration::from_secs(2);
 const READ_BYTES: u64 = 4 << 20;
 /// The longest time for giving up a lease.
 const REVOKING: Duration = Duration::from_secs(1);
+/// The same for the lease of the entry in the list of masters. Only the end of the process waits for this, and the lead
+/// is given up before.
+const LEAVING: Duration = Duration::from_secs(3);
 
 /// Why a master stopped standing by without a lead.
 #[derive(Debug, thiserror::Error)]
@@ -171,7 +174,7 @@ impl Run {
         }
         // The other masters list this master no longer.
         let is_told = stop_telling.send(()).is_ok();
-        if !is_told || timeout(REVOKING, &mut telling).await.is_err() {
+        if !is_told || timeout(LEAVING, &mut telling).await.is_err() {
             telling.abort();
         }
     }

@@ -16,7 +16,7 @@
 //!
 //! Blocks that move off a draining node take room before eviction sees them on their target. Until they
 //! arrive, a block that was used later leaves only for puts that wait. Otherwise eviction would take such
-//! blocks and keep the older ones that arrive.
+//! blocks and keep the older ones that arrive. A move whose source has lost its session delays no eviction.
 //!
 //! A block larger than the oldest blocks needs contiguous room. For such a block the evictor evicts
 //! the cheapest run of neighbours, and counts it towards the round's goal.
@@ -384,16 +384,21 @@ impl Pool {
         if wanted.node.drains() {
             return self.make_room_on_draining(wanted, &segments, runs);
         }
-        let Some(segment) = segments.first().filter(|s| s.node.is_readable()) else {
+        if segments.is_empty() || !wanted.node.is_readable() {
             return 0;
-        };
-        let freed = self.make_room_on(segment, wanted, runs, orders);
-        if freed == 0 && wanted.before < Tick::MAX {
-            let next = self.next_victim_on(segment.id);
-            self.replicas
-                .note_next_victim(&wanted.node, next, self.now());
         }
-        freed
+        for segment in &segments {
+            let freed = self.make_room_on(segment, wanted, runs, orders);
+            // The oldest blocks of the node may lie on any of its segments.
+            if freed > 0 || wanted.before == Tick::MAX || comes_on(segment, length) {
+                return freed;
+            }
+        }
+        let ids: Vec<SegmentId> = segments.iter().map(|segment| segment.id).collect();
+        let next = self.next_victim_on(&ids);
+        self.replicas
+            .note_next_victim(&wanted.node, next, self.now());
+        0
     }
 
     /// [`Pool::make_room_for_loads`] on one segment of a node that takes blocks.
@@ -517,14 +522,14 @@ impl Pool {
         freed
     }
 
-    /// The last use of the block that eviction takes next on one segment. `None` while it takes none there, or
-    /// takes blocks in another order because leases of the last term may run.
-    fn next_victim_on(&self, segment: SegmentId) -> Option<Tick> {
+    /// The last use of the block that eviction takes next on the segments of one node. `None` while it takes none
+    /// there, or takes blocks in another order because leases of the last term may run.
+    fn next_victim_on(&self, segments: &[SegmentId]) -> Option<Tick> {
         let now = self.now();
         if now < self.lease_floor {
             return None;
         }
-        let here = |id: SegmentId| id == segment;
+        let here = |id: SegmentId| segments.contains(&id);
         // No block was used before this tick. So none leaves, and those that make no room here are set aside.
         let none = self.directory.evict_before(Tick::default(), 1, now, here);
         debug_assert!(none.is_empty(), "invariant: no block is older than all");
@@ -581,6 +586,12 @@ impl Pool {
             self.submit_left(&victims);
         }
     }
+}
+
+/// Whether a segment has room for a block now, or will have it once its quarantine ends. No eviction is due then.
+fn comes_on(segment: &Segment, length: Length) -> bool {
+    let comes = segment.used() > segment.used_after_quarantine();
+    segment.gives_room(length) || comes && segment.shortfall(length) == 0
 }
 
 fn footprint(victims: &[Removed], gives_room: impl Fn(SegmentId) -> bool) -> u64 {

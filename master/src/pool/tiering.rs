@@ -537,7 +537,7 @@ impl Pool {
 
     /// Whether the block's copy will outlive its memory. The copy's medium must not have failed,
     /// nor be absent for long. The medium's node must not be out of service. `node` is an
-    /// exception: its own copies count.
+    /// exception: its own copies count. The copy must not be longer than the memory of its node.
     pub(super) fn has_kept_copy(
         &self,
         namespace: NamespaceId,
@@ -545,15 +545,28 @@ impl Pool {
         version: Version,
         node: Option<&StoreNode>,
     ) -> bool {
-        let mut medium = None;
+        let mut found = None;
         self.tier
             .directory()
             .visit(namespace, &[key.as_ref()], |_, block| {
                 let copy = block.filter(|block| block.version() == version);
-                let first = |block: BlockRef<'_>| block.replicas().first().map(|r| r.segment);
-                medium = copy.and_then(|copy| first(copy.view()));
+                let first = |block: BlockRef<'_>| {
+                    let medium = block.replicas().first()?.segment;
+                    Some((medium, block.length()))
+                };
+                found = copy.and_then(|copy| first(copy.view()));
             });
-        medium.is_some_and(|medium| self.keeps_copies(medium, node))
+        found.is_some_and(|(medium, length)| {
+            self.may_load_from(medium, length) && self.keeps_copies(medium, node)
+        })
+    }
+
+    /// Whether the memory of a medium's node takes a block of `length` bytes. A node without a session may come back
+    /// with more memory.
+    fn may_load_from(&self, medium: SegmentId, length: Length) -> bool {
+        let traffic = self.tiering.traffic.lock();
+        let used = traffic.uses.get(&medium);
+        used.is_none_or(|used| !used.node.is_connected() || used.fits_in_memory(length))
     }
 
     /// Whether a block has a copy on another medium than this one that can be read and stays. The node of such a copy
@@ -576,7 +589,9 @@ impl Pool {
         let traffic = self.tiering.traffic.lock();
         beside.iter().any(|at| {
             let used = traffic.uses.get(&at.medium);
-            used.is_some_and(|used| used.is_readable() && used.node.stays())
+            used.is_some_and(|used| {
+                used.is_readable() && used.node.stays() && used.fits_in_memory(block.length)
+            })
         })
     }
 

@@ -593,14 +593,18 @@ mod tests {
             let extent = medium.allocate_at(offset, Length(4096), NamespaceId(0));
             medium.set_owner(extent.unwrap(), BlockId(copy), false);
         }
+        // The shortest of several runs: others may take the processor in some of them.
         let time = |what: &dyn Fn() -> usize| {
-            let begun = std::time::Instant::now();
-            let found: usize = (0..20).map(|_| what()).sum();
-            (found, begun.elapsed())
+            let runs = (0..20).map(|_| {
+                let begun = std::time::Instant::now();
+                let found = what();
+                (begun.elapsed(), found)
+            });
+            runs.min().unwrap()
         };
-        let (all, walk) = time(&|| medium.extents().iter().count());
-        let (oldest, zone) = time(&|| medium.oldest().len());
-        assert_eq!((all, oldest), (20 * COPIES as usize, 20 * 64));
+        let (walk, all) = time(&|| medium.extents().iter().count());
+        let (zone, oldest) = time(&|| medium.oldest().len());
+        assert_eq!((all, oldest), (COPIES as usize, 64));
         assert!(zone * 10 < walk, "{zone:?} of {walk:?}");
     }
 

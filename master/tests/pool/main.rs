@@ -4,6 +4,7 @@
 mod support;
 
 mod addresses;
+mod drain_room;
 mod drains;
 mod full_pool;
 mod hostile_streams;

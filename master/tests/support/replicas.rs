@@ -3,7 +3,7 @@
 
 use super::{SPACE, commit, pool, registration, reserve};
 use kvpool_master::Config;
-use kvpool_master::membership::{Reported, StoreNode};
+use kvpool_master::membership::{Registration, Reported, StoreNode};
 use kvpool_master::placement::PlacementHints;
 use kvpool_master::placement::quarantine::Suspected;
 use kvpool_master::pool::{Blocks, Change, Pool, ReserveOptions, TaskState, TaskView, Wish};
@@ -27,10 +27,18 @@ pub(crate) struct Node {
 }
 
 pub(crate) async fn join(pool: &Arc<Pool>, name: &str, life: u128) -> Node {
-    let registration = registration(name, life, 4 * MIB);
-    let node = pool.register(&registration).await.unwrap();
+    join_fencing(pool, &registration(name, life, 4 * MIB), Duration::ZERO).await
+}
+
+/// [`join`] of a node with this registration, whose fences take this long.
+pub(crate) async fn join_fencing(
+    pool: &Arc<Pool>,
+    registration: &Registration,
+    late: Duration,
+) -> Node {
+    let node = pool.register(registration).await.unwrap();
     let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
-    let session = pool.activate(&node, &registration, outbox);
+    let session = pool.activate(&node, registration, outbox);
     pool.heard(&node, Some(Reported::default()));
     let pulls = Arc::new(Mutex::new(Vec::new()));
     let left = Arc::new(Mutex::new(Vec::new()));
@@ -41,6 +49,9 @@ pub(crate) async fn join(pool: &Arc<Pool>, name: &str, life: u128) -> Node {
             match message.body {
                 Some(Body::Fence(fence)) => {
                     let tickets: Vec<u64> = fence.items.iter().map(|item| item.ticket).collect();
+                    if !late.is_zero() {
+                        tokio::time::sleep(late).await;
+                    }
                     pool.fenced(&of, &tickets);
                 }
                 Some(Body::Pulls(orders)) => taken.lock().extend(orders.pulls),

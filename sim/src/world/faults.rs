@@ -11,7 +11,8 @@ use crate::plan::{Fault, Process, TENANT_KEYS, Trick, tenant_name};
 use crate::ssd::Ssd;
 use kvpool_disk::medium::MediumRefused;
 use kvpool_master::directory::StoredBlock;
-use kvpool_types::NodeName;
+use kvpool_master::pool::{Pool, TaskRefused, TaskView};
+use kvpool_types::{Incarnation, NodeName};
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -269,6 +270,45 @@ impl World {
         }
     }
 
+    /// Orders the drain of a node. The order may wait for the session of the node, so the drain may begin later, or be
+    /// refused. It is judged when it begins.
+    async fn order_drain(
+        self: Arc<Self>,
+        pool: Arc<Pool>,
+        number: usize,
+        node: Incarnation,
+        force: bool,
+    ) -> Result<TaskView, TaskRefused> {
+        let name = NodeName(format!("n{number}"));
+        let (of, named) = (Arc::clone(&pool), name.clone());
+        let mut order = Box::pin(async move { of.drain_node(&named, force).await });
+        // The node may have begun another life while the order waited.
+        let is_draining = || {
+            let members = pool.members.all();
+            members.iter().any(|one| one.name == name && one.drains())
+        };
+        // Only a node that was the last one all the while must be refused for sure.
+        let (mut is_last, mut begins) = (!force, false);
+        let answered = poll_fn(|context| {
+            is_last = is_last && drains::is_last(&pool, node);
+            let answer = order.as_mut().poll(context);
+            if !begins && (is_draining() || matches!(answer, Poll::Ready(Ok(_)))) {
+                begins = true;
+                let ssd = self.ssds.get(number).into_iter();
+                ssd.for_each(|ssd| ssd.ledger.drain());
+            }
+            if is_last && drains::drains(&pool, node) {
+                is_last = false;
+                let wrong = format!(
+                    "n{number} is taken out of service without force, and no other node takes its blocks"
+                );
+                self.load.violate(wrong);
+            }
+            answer
+        });
+        answered.await
+    }
+
     /// An operator takes a node out of service. It stops a while after the leader calls it drained, or when that takes
     /// too long.
     async fn take_out_of_service(
@@ -281,23 +321,9 @@ impl World {
         let Some((_, pool)) = checks::leading(&self).into_iter().next() else {
             return;
         };
-        let (name, node) = (NodeName(format!("n{number}")), port.node.incarnation());
-        let is_last = !force && drains::is_last(&pool, node);
-        let of = Arc::clone(&pool);
-        let mut order = Box::pin(async move { of.drain_node(&name, force).await });
-        // The order is judged before it waits for anything.
+        let node = port.node.incarnation();
+        let mut order = Box::pin(Arc::clone(&self).order_drain(pool, number, node, force));
         let answer = poll_fn(|context| Poll::Ready(order.as_mut().poll(context))).await;
-        // The drain begins with the order, long before the node stops. The order may wait for the node's session.
-        if answer.is_pending() || drains::drains(&pool, node) {
-            let ssd = self.ssds.get(number).into_iter();
-            ssd.for_each(|ssd| ssd.ledger.drain());
-        }
-        if is_last && drains::drains(&pool, node) {
-            let wrong = format!(
-                "n{number} is taken out of service without force, and no other node takes its blocks"
-            );
-            self.load.violate(wrong);
-        }
         match answer {
             Poll::Ready(Err(refused)) => {
                 let said = format_args!("is not taken out of service: {refused}").to_string();

@@ -83,6 +83,7 @@ struct Changing {
     dropped: Option<Replica>,
     /// The last use of the block, if eviction does not see it.
     unseen: Option<Tick>,
+    source: Arc<StoreNode>,
     to: Replica,
     length: Length,
     version: Version,
@@ -139,10 +140,12 @@ impl Open {
         }
     }
 
-    /// The earliest last use of the blocks in progress that eviction does not see.
+    /// The earliest last use of the blocks in progress that eviction does not see. A pull whose source has no session
+    /// does not count: its block may never arrive.
     pub(super) fn oldest_unseen(&self) -> Option<Tick> {
         let pulls = self.blocks.values().flatten();
-        pulls.filter_map(|pull| pull.unseen).min()
+        let goes_on = pulls.filter(|pull| pull.source.is_connected());
+        goes_on.filter_map(|pull| pull.unseen).min()
     }
 
     /// True if a pull copies a block to this node.
@@ -232,6 +235,7 @@ impl Open {
                 target: pull.target.incarnation,
                 dropped: pull.dropped,
                 unseen: pull.is_unseen().then_some(pull.used),
+                source: Arc::clone(&pull.source_node),
                 to: pull.to,
                 length,
                 version: pull.work.version,

@@ -210,7 +210,11 @@ impl Pool {
         let Some(load) = transfer.loading() else {
             return;
         };
-        let ended = self.tiering.traffic.lock().loading.remove(&load);
+        let ended = {
+            let mut traffic = self.tiering.traffic.lock();
+            traffic.may_leave(transfer.place);
+            traffic.loading.remove(&load)
+        };
         self.count_end(ended);
     }
 

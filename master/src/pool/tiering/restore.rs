@@ -309,7 +309,9 @@ impl Pool {
                 }
                 Some(Begun::Ended) | None => {
                     *loads.ended.entry(one.copy).or_default() += 1;
-                    if !self.hold(one, restored, awaited) && self.has_failed(one) {
+                    let is_held = self.hold(one, restored, awaited);
+                    // Where no load has begun, the failure is of an earlier one, perhaps at another place.
+                    if !is_held && one.seen.is_some() && self.has_failed(one) {
                         loads.failed.insert(one.copy);
                     }
                     progress = tokio::time::Instant::now();

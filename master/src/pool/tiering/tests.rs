@@ -109,8 +109,14 @@ type Sent = tokio::sync::mpsc::UnboundedReceiver<Result<proto::MasterMessage, to
 
 /// A node in a session, with the messages to it.
 fn connected(pool: &Pool) -> (Arc<StoreNode>, u64, Sent) {
+    connected_with(pool, 1 << 20)
+}
+
+/// [`connected`], whose memory takes blocks of at most so many bytes.
+fn connected_with(pool: &Pool, longest: u64) -> (Arc<StoreNode>, u64, Sent) {
     let now = pool.now();
     let node = StoreNode::new(NodeName("n".into()), Incarnation(1), GrantKey([1; 32]), now);
+    node.gives_extents(longest);
     let (outbox, sent) = tokio::sync::mpsc::unbounded_channel();
     let session = node.attach(Address::default(), outbox, now);
     (Arc::new(node), session, sent)

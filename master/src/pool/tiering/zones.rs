@@ -1,4 +1,4 @@
-//! Empties the zone behind the cursor before its space is needed.
+//! Empties the next zone of a medium before its space is needed: the zone behind the cursor, or a later one.
 //!
 //! ```text
 //!  idle ─ the written zone has begun ────► saving ─ all saved ─► logging ─ durable ─► draining ─► empty
@@ -118,8 +118,7 @@ impl Saving {
 }
 
 impl Pool {
-    /// Continues to empty the zone behind the cursor. Returns the bytes of the written zone that are reserved
-    /// for moved copies.
+    /// Continues to empty the next zone. Returns the bytes of the written zone that are reserved for moved copies.
     pub(super) fn empty_next_zone(
         self: &Arc<Self>,
         medium: &Arc<Medium>,
@@ -309,7 +308,7 @@ impl Pool {
         }
     }
 
-    /// Drops the copies in the zone behind the cursor. The zone is empty once this is durable and no transfer
+    /// Drops the copies in the next zone. The zone is empty once this is durable and no transfer
     /// touches the zone. A hard-pinned copy stays until memory has its block again, or for another round of the ring.
     pub(super) fn drop_oldest(
         self: &Arc<Self>,

@@ -140,6 +140,16 @@ async fn the_end_of_a_load_wakes_the_demoter_only_if_something_waits() {
 /// The copy moves after the lookup has read its offset. Its old zone may be written anew before the load begins.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_that_moves_before_its_load_begins_is_loaded_from_its_new_place() {
+    is_loaded_from_its_new_place(false).await;
+}
+
+/// The load at the old place failed for an earlier lookup.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_has_moved_is_loaded_although_an_earlier_load_failed() {
+    is_loaded_from_its_new_place(true).await;
+}
+
+async fn is_loaded_from_its_new_place(has_failed: bool) {
     let directory = tempfile::tempdir().unwrap();
     let (pool, medium) = pool_on_medium(directory.path()).await;
     assert!(pool.tier.publish(copy_at(0)));
@@ -150,7 +160,12 @@ async fn a_copy_that_moves_before_its_load_begins_is_loaded_from_its_new_place()
     attach(&pool, &node, session, medium.id);
     let lookup = {
         // A load begins under this lock.
-        let _no_load_begins = pool.tiering.traffic.lock();
+        let mut traffic = pool.tiering.traffic.lock();
+        if has_failed {
+            let key = Key::parse("block").unwrap();
+            let copy = pool.tier.directory().find(SPACE, key.as_ref());
+            traffic.failed.insert((copy.unwrap(), Version(7)));
+        }
         let of_lookup = Arc::clone(&pool);
         let lookup = tokio::spawn(async move {
             let key = Key::parse("block").unwrap();

@@ -53,3 +53,34 @@ async fn a_block_is_stored_again_if_the_first_of_two_copies_does_not_stay_after_
         pool.retire().await;
     }
 }
+
+/// The node of the copy has come back with less memory. Without a session it may come back with more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_is_longer_than_the_memory_of_its_node_is_not_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let (node, session, _sent) = connected_with(&pool, 1 << 16);
+    node.set_state(NodeState::Live);
+    attach(&pool, &node, session, medium.id);
+    let length = Length(1 << 17);
+    assert!(pool.tier.publish(record::Commit {
+        length,
+        ..copy_at(0)
+    }));
+    let moved = Moved {
+        length,
+        ..transfer(&node, session, &medium, Direction::Store).block
+    };
+    let is_kept = || pool.has_kept_copy(SPACE, &moved.key, moved.version, None);
+    let is_good = || pool.has_good_copy_beside(&moved, SegmentId::on_medium(2));
+    assert_eq!((is_kept(), is_good()), (false, false));
+    node.detach(session, pool.now());
+    assert!(is_kept(), "the node may come back with more memory");
+    let (outbox, _sent) = tokio::sync::mpsc::unbounded_channel();
+    let session = node.attach(Address::default(), outbox, pool.now());
+    attach(&pool, &node, session, medium.id);
+    assert!(!is_kept());
+    node.gives_extents(1 << 18);
+    assert_eq!((is_kept(), is_good()), (true, true));
+    pool.retire().await;
+}

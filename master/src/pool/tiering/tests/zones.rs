@@ -196,6 +196,7 @@ fn other_node_on(pool: &Pool, medium: SegmentId) -> (Arc<StoreNode>, u64, Sent) 
     let other = StoreNode::new(other, Incarnation(2), GrantKey([2; 32]), pool.now());
     let session = other.attach(Address::default(), outbox, pool.now());
     other.set_state(NodeState::Live);
+    other.gives_extents(1 << 20);
     let other = Arc::new(other);
     attach(pool, &other, session, medium);
     (other, session, sent)
@@ -520,7 +521,7 @@ async fn pool_at_a_moment(directory: &std::path::Path) -> (Arc<Pool>, Arc<Manual
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_zone_whose_copies_cannot_leave_pauses_until_they_may() {
     const FROM: u64 = 1 << 18;
-    for end in ["time", "load", "change"] {
+    for end in ["time", "load", "failed load", "change"] {
         let directory = tempfile::tempdir().unwrap();
         let (pool, clock) = pool_at_a_moment(directory.path()).await;
         let medium = copy_in_a_zone_that_is_due(&pool, FROM);
@@ -534,7 +535,7 @@ async fn a_zone_whose_copies_cannot_leave_pauses_until_they_may() {
             traffic.uses.insert(medium.id, in_use(&node, session));
             drop(traffic);
             pool.drop_oldest(&medium, &node, session);
-            if end != "load" {
+            if !end.ends_with("load") {
                 pool.tiering.traffic.lock().loading.clear();
             }
         }
@@ -545,7 +546,7 @@ async fn a_zone_whose_copies_cannot_leave_pauses_until_they_may() {
         }
         match end {
             "time" => clock.advance(Duration::from_millis(100)),
-            "load" => {
+            "load" | "failed load" => {
                 let direction = Direction::Load {
                     copy,
                     to,
@@ -554,7 +555,10 @@ async fn a_zone_whose_copies_cannot_leave_pauses_until_they_may() {
                 };
                 let mut load = transfer(&node, session, &medium, direction);
                 load.place.offset = Offset(FROM);
-                pool.load_succeeded(&load);
+                match end {
+                    "load" => pool.load_succeeded(&load),
+                    _ => pool.load_ended(&load),
+                }
             }
             _ => {
                 let other = record::Commit {
@@ -588,7 +592,7 @@ async fn a_pinned_copy_that_cannot_leave_its_zone_does_not_stop_the_others() {
         ..copy_at(FROM + 8192)
     }));
     assert_eq!((medium.next_zone(), medium.copies()), (1, 2));
-    let (node, session, _sent) = connected(&pool);
+    let (node, session, _sent) = connected_with(&pool, 64 << 10);
     node.set_state(NodeState::Live);
     let segment = Segment::new(SegmentId(1), Arc::clone(&node), Length(64 << 10), 1.0);
     pool.placement.insert(Arc::new(segment));
