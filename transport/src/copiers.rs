@@ -1,7 +1,5 @@
 //! Threads that copy and checksum callers' memory, so that no runtime thread has to. Also divides a batch
-//! into jobs. Threads that have no job help with a long block ([`together`]).
-
-pub(crate) mod together;
+//! into jobs.
 
 use kvpool_types::{Length, SegmentId};
 use parking_lot::{Condvar, Mutex};
@@ -28,8 +26,6 @@ struct CopierShared {
 #[derive(Default)]
 struct CopierState {
     jobs: VecDeque<Job>,
-    /// The number of threads that wait for a job.
-    idle: usize,
     closing: bool,
 }
 
@@ -48,12 +44,6 @@ impl Copiers {
                 })?;
         }
         Ok(copiers)
-    }
-
-    /// The number of threads without a job.
-    fn idle(&self) -> usize {
-        let state = self.0.state.lock();
-        state.idle.saturating_sub(state.jobs.len())
     }
 
     /// Queues jobs under one lock.
@@ -85,9 +75,7 @@ impl CopierShared {
             if state.closing {
                 return None;
             }
-            state.idle += 1;
             self.changed.wait(&mut state);
-            state.idle -= 1;
         }
     }
 }

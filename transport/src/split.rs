@@ -50,7 +50,7 @@ pub(crate) fn cut_read(
 }
 
 /// Cuts memory into parts of `size` bytes, in order. The last part may be shorter.
-pub(crate) fn cut(memory: &[Slice], size: u64) -> Vec<Vec<Slice>> {
+fn cut(memory: &[Slice], size: u64) -> Vec<Vec<Slice>> {
     let mut parts = Vec::new();
     let (mut part, mut room) = (Vec::new(), size);
     for slice in memory {

@@ -4,7 +4,7 @@
 use super::link::OpenShmLink;
 use crate::checksum::{Private, copy_with_whole_sum};
 use crate::control::{Read, judged};
-use crate::copiers::{Copiers, Job, by_segment, grouped, together};
+use crate::copiers::{Job, by_segment, grouped};
 use crate::frame::status;
 use crate::link::{ReadOp, TransferError, TransferResult};
 use crate::memory::{Region, Slice, total_length};
@@ -86,7 +86,7 @@ pub(super) fn now(
 
 /// Queues the reads of one segment.
 fn submit(
-    open: &Arc<OpenShmLink>,
+    open: &OpenShmLink,
     region: &Region,
     batch: &Arc<Batch<Checksum>>,
     reads: Vec<Read>,
@@ -94,22 +94,16 @@ fn submit(
 ) {
     let groups = grouped(reads, |read| read.source.length);
     open.copiers.submit(groups.into_iter().map(|group| -> Job {
-        let (open, region, batch) = (open.clone(), region.clone(), batch.clone());
+        let (region, batch) = (region.clone(), batch.clone());
         Box::new(move || {
             for read in group {
-                copy(&open.copiers, &region, &batch, &read, deadline);
+                copy(&region, &batch, &read, deadline);
             }
         })
     }));
 }
 
-fn copy(
-    copiers: &Copiers,
-    region: &Region,
-    batch: &Batch<Checksum>,
-    read: &Read,
-    deadline: Instant,
-) {
+fn copy(region: &Region, batch: &Batch<Checksum>, read: &Read, deadline: Instant) {
     let from = match part(region, &read.source) {
         Ok(from) => from,
         Err(error) => return batch.end(read.item, Err(error)),
@@ -117,7 +111,8 @@ fn copy(
     let Some(into) = batch.take(read.item) else {
         return;
     };
-    let copied = together::copy(copiers, &[from], &into, Private::Destination, deadline);
+    let in_time = || Instant::now() < deadline;
+    let copied = copy_with_whole_sum(&[from], &into, Private::Destination, in_time);
     // The memory is released before the caller is told.
     drop(into);
     batch.end(read.item, copied.ok_or_else(deadline_exceeded));

@@ -6,9 +6,9 @@
 //! ```
 
 use super::link::OpenShmLink;
-use crate::checksum::{BlockSums, Private};
+use crate::checksum::{BlockSums, Private, copy_with_sum};
 use crate::control::{Control, ControlAnswer, admitted, codes};
-use crate::copiers::{Copiers, Job, by_segment, grouped, together};
+use crate::copiers::{Job, by_segment, grouped};
 use crate::frame::status;
 use crate::link::{TransferError, WriteOp};
 use crate::memory::Region;
@@ -95,13 +95,7 @@ fn submit(
                 item,
                 grant: write.grant.id,
                 length: write.grant.extent.length,
-                sums: copy(
-                    &open.copiers,
-                    &mapped,
-                    &batch,
-                    (item, write.grant.extent),
-                    deadline,
-                ),
+                sums: copy(&mapped, &batch, item, write.grant.extent, deadline),
             });
             let copied: Vec<WriteEnding> = copied.collect();
             let due = ends.lock().add(copied);
@@ -144,10 +138,10 @@ struct WriteEnding {
 
 /// Copies one block; `None` when the item has ended without a copy.
 fn copy(
-    copiers: &Copiers,
     mapped: &Result<Region, TransferError>,
     batch: &Batch<Checksum>,
-    (item, extent): (usize, Extent),
+    item: usize,
+    extent: Extent,
     deadline: Instant,
 ) -> Option<BlockSums> {
     let target = match mapped {
@@ -162,7 +156,8 @@ fn copy(
         return None;
     };
     let from = batch.take(item)?;
-    let copied = together::copy(copiers, &from, &[target], Private::Source, deadline);
+    let in_time = || Instant::now() < deadline;
+    let copied = copy_with_sum(&from, &[target], Private::Source, in_time);
     drop(from);
     if copied.is_none() {
         batch.end(item, Err(deadline_exceeded()));
