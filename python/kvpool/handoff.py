@@ -453,8 +453,8 @@ class Session(_Closed):
         each stage of prefill, by default those of this session. `aux`: whether to ask for the slot of metadata.
         `timeout`: the longest time of the request, in seconds. `patience`: how long prefill may take to open
         its room, in seconds, 30 by default. Raises InvalidArgumentError for a page that does not exist or is
-        named twice, for an address that is no "host:port", and for numbers of ranks or layers that do not
-        fit."""
+        named twice, and for an address that is no "host:port". It raises the same error for numbers of ranks or
+        layers that do not fit."""
         stages = self._stages if prefill_layers is None else list(prefill_layers)
         ranks = max(1, len(senders) // max(1, len(stages))) if prefill_tp is None else prefill_tp
         native = self._native.receive(

@@ -423,9 +423,9 @@ impl Slice {
         &self.region
     }
 
-    /// The address of the first byte. Four callers need it: system calls that take memory,
-    /// checksums of a caller's private memory, views for a language with pointers of its own, and
-    /// the search for buffers that overlap.
+    /// The address of the first byte. System calls that take memory need it, and checksums of a
+    /// caller's private memory. So do views for a language with pointers of its own, and the search
+    /// for buffers that overlap.
     /// Reading through it requires that a clone of the slice lives and that nobody writes
     /// meanwhile.
     pub fn as_ptr(&self) -> *mut u8 {

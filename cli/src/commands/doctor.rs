@@ -9,9 +9,10 @@ use crate::doctor::{Report, findings};
 /// if the node is on this host, RDMA if both ends have it, and TCP. It writes nothing into the pool. The
 /// master tells it the path of each node's shared-memory socket.
 ///
-/// Exits with code 4 if the pool named by --master (or KVPOOL_MASTER) does not answer, has no live node, has a
-/// leader that is read-only, or has a metadata store that raises an alarm. It also does so if a live node cannot
-/// be reached by the transports that --transport allows. A token that may not use the data port is only a note.
+/// Exits with code 4 if the pool named by --master (or KVPOOL_MASTER) does not answer or has no live node. It
+/// also does so if the leader is read-only, or if the metadata store raises an alarm. The same code tells that a
+/// live node cannot be reached by the transports that --transport allows. A token that may not use the data port
+/// is only a note.
 /// Exits with code 1 if --transport rdma is set and this host has no RDMA, or if --master names masters of
 /// several pools. All other findings are notes, also that no pool answers when none was named.
 ///

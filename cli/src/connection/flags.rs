@@ -24,8 +24,8 @@ const TLS_SERVER_NAME: &str = "KVPOOL_TLS_SERVER_NAME";
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Connection")]
 struct ConnectionFlags {
-    /// Addresses of one or more masters (the client finds the leader), HOST:PORT[,HOST:PORT...] with or
-    /// without http://, or https://HOST:PORT for TLS; or the etcd that lists them,
+    /// Addresses of one or more masters, HOST:PORT[,HOST:PORT...] with or without http://, or
+    /// https://HOST:PORT for TLS. The client finds the leader. Or the etcd that lists the masters:
     /// etcd://HOST:PORT[,HOST:PORT...]/CLUSTER [env: KVPOOL_MASTER] [default: http://127.0.0.1:7070]
     #[arg(long, global = true, value_name = "URL", value_parser = parse_masters)]
     master: Option<String>,
