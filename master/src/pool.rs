@@ -31,9 +31,9 @@
 //! A thread that holds the lock of the replicas found intact takes no other lock. The same holds
 //! for the locks of refused puts, and of transfers whose records the log refused (`refused`). It
 //! also holds for those of the next victims of nodes (`next_victims`), and of the budgets and lost
-//! keys of `admission`. A thread that holds the lock of the waiting puts (`put_queue`) locks only the extents of segments.
-//! A thread that holds the lock of the blocks that were leased for a waiting lookup locks only
-//! stripes.
+//! keys of `admission`. A thread that holds the lock of the waiting puts (`put_queue`) locks only
+//! the extents of segments. A thread that holds the lock of the blocks that were leased for a
+//! waiting lookup locks only stripes.
 //!
 //! A thread takes the read lock of the table of segments only once at a time. A waiting writer goes
 //! before new readers, so a second read lock of the same thread would deadlock.
