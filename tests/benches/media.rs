@@ -14,7 +14,6 @@
 //!   of plain reads and of gets of the same blocks from memory.
 //! - `one`: the median latency of a single get of a block on the disk. Its column `memory` is the latency of
 //!   the next get of the same block, which then lies in memory.
-//! - `wake`: the median time in which one thread wakes another.
 //!
 //! Both files were written once before, as those of a disk in use: the first write of a range costs the
 //! filesystem more. Devices were not written. The processes that read from shared memory fill their page
@@ -204,7 +203,6 @@ async fn round(
         let one = latency(&client, blocks, block).await?;
         let memory = latency(&client, blocks, block).await?;
         rows.push((format!("one/{label} us"), [one, disk, memory, one - disk]));
-        rows.push(("wake us".to_owned(), [wake()?, 0.0, 0.0, 0.0]));
     }
     Ok(rows)
 }
@@ -337,29 +335,6 @@ async fn latency(client: &Client, blocks: u64, block: u64) -> anyhow::Result<f64
         anyhow::ensure!(matches!(outcome, GetOutcome::Hit { .. }), "a miss");
         all.push(begun.elapsed().as_secs_f64() * 1e6);
     }
-    Ok(median(all))
-}
-
-/// The median time in us from one thread's message until a sleeping thread has it. A get of one block waits for
-/// several such wake-ups.
-fn wake() -> anyhow::Result<f64> {
-    let (ask, asked) = mpsc::channel();
-    let (answer, answered) = mpsc::channel();
-    let echo = std::thread::spawn(move || {
-        // The receiver lives until the last answer has come.
-        asked.iter().all(|()| answer.send(()).is_ok())
-    });
-    let mut all = Vec::new();
-    for _ in 0..300 {
-        // Both threads sleep before, as those of an idle pool do.
-        std::thread::sleep(Duration::from_millis(2));
-        let begun = Instant::now();
-        ask.send(())?;
-        answered.recv()?;
-        all.push(begun.elapsed().as_secs_f64() * 1e6 / 2.0);
-    }
-    drop(ask);
-    anyhow::ensure!(echo.join().is_ok_and(|all| all), "the thread ended early");
     Ok(median(all))
 }
 

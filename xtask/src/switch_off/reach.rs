@@ -20,6 +20,7 @@ const ONE_THREAD: &str = "in one thread nobody looks while it happens";
 const FIRST_COPY: &str = "it matters once in a load, for the records beside the first copy";
 const BY_KEY: &str =
     "clients of the simulation remove blocks by key, and no namespace that is deleted comes back";
+const ONE_POOL: &str = "all nodes of the simulation belong to one pool";
 const TWICE: &str = "another mechanism keeps the rule too, unless two threads meet";
 
 /// By the beginning of the mechanism's file.
@@ -52,6 +53,10 @@ const BY_FILE: &[(&str, &str)] = &[
     ("client/src/links.rs", IDENTITY),
     ("client/src/control/framed.rs", SOCKETS),
     (
+        "client/src/overlap.rs",
+        "no client of the simulation gives buffers that overlap",
+    ),
+    (
         "client/src/blocking.rs",
         "the client of plain threads is left out",
     ),
@@ -73,6 +78,14 @@ const BY_WHAT: &[(&str, &[&str])] = &[
     (
         COST,
         &[
+            "whole pages begin at a page where a free range has room",
+            "a zone whose copies cannot leave pauses",
+            "a lookup loads nothing while a replacement commits",
+            "a copy that is longer than its node's memory is no reason to wait",
+            "a lookup whose caller has gone ends its leases",
+            "a message begins few loads on the session's thread",
+            "a node hears that its medium is refused",
+            "a node that stops waits for no medium that its master refuses",
             "a source that hangs leaves a worker to others",
             "the end of a pull wakes a worker that waits with orders in the queue",
             "no block is loaded while the log has no room",
@@ -85,7 +98,6 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a drain to media waits for no load",
             "a node whose blocks did not move is told when its slow medium has answered",
             "a pull that failed reads another replica",
-            "a replica on a node without a session is read last",
             "waits of a block are no failed pulls",
             "a copy that was dropped is written again only if its block was used",
             "a drain ends when its medium holds what was used last",
@@ -138,6 +150,10 @@ const BY_WHAT: &[(&str, &[&str])] = &[
     (
         MISS,
         &[
+            "a background round takes nothing used later than the blocks that a drain copies",
+            "no room is made for a move whose source has no session",
+            "a load that failed for another reason leaves its copy readable",
+            "a range that failed has a bad sector only if later reads succeed",
             "a store that failed is tried once more",
             "what an earlier session of a medium left open ends with its next offer",
             "a key that left a lease in a renewal that failed is counted",
@@ -271,6 +287,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
     (
         LOGS,
         &[
+            "a leader keeps the list of unused media of a session",
             "a key writes no line of its own into a log",
             "a replica that left before its re-verification does not count as damaged",
             "the alert of a drained node that stops does not ask the operator to take it back",
@@ -373,6 +390,14 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a block that moves to a draining node is in the queue of the drain",
             "a move off media whose answer is lost is repeated",
             "a pinned block goes before blocks that moved off media",
+        ],
+    ),
+    (
+        ONE_POOL,
+        &[
+            "an attached medium is not offered to another pool",
+            "a medium of another pool is not formatted",
+            "an offer to an earlier session detaches no medium",
         ],
     ),
     (
