@@ -263,9 +263,9 @@ impl Medium {
         self.shared.size - DATA_START
     }
 
-    /// The ranges that must not be used. A load or store adds its range if two conditions hold. It failed where an
-    /// earlier one had failed, and a read that began between the two has succeeded. [`detach`](Self::detach) keeps the
-    /// ranges.
+    /// The ranges that must not be used. A range is added where a load or store fails that began after an earlier
+    /// one had failed there. Another one of its kind, which also began after that, has succeeded.
+    /// [`detach`](Self::detach) keeps the ranges.
     pub fn bad_ranges(&self) -> BadRanges {
         self.shared.bad.lock().clone()
     }

@@ -169,7 +169,7 @@ impl Medium {
             let range = offset..offset + buffer.len() as u64;
             let number = shared.suspects.begin();
             let finished = move |Completion { buffer, result, .. }: Completion| {
-                let result = shared.judge_read(number, range, result);
+                let result = shared.judge_read(number, &range, result);
                 let Some((room, (done, flight))) = pending.lock().answer(buffer, is_head, result)
                 else {
                     return;
@@ -230,7 +230,7 @@ impl Medium {
                 memory,
                 result,
             } = completion;
-            let read = shared.judge_read(number, range, result);
+            let read = shared.judge_read(number, &range, result);
             let read = read.and_then(|()| buffer.zip(memory).ok_or_else(kept));
             drop(flight);
             done(Landing {

@@ -5,7 +5,8 @@ use super::error::{Invalid, StoreError};
 use super::fields::checksum;
 use super::header::{Header, Order, footprint, header_bytes};
 use super::load::Loaded;
-use crate::{Arena, Buffer, Completion, IoError, Op, Request};
+use super::suspects::Access;
+use crate::{Arena, Buffer, Completion, Op, Request};
 use kvpool_types::checksum::{CHUNK, combine_chunks};
 use kvpool_types::{Checksum, Length, MediumId, Version};
 use std::ops::Range;
@@ -161,19 +162,13 @@ impl Medium {
         };
         let range = stamp.offset..stamp.offset + buffer.len() as u64;
         let shared = Arc::clone(&self.shared);
+        let number = shared.suspects.begin();
         self.engine.submit(Request {
             op: Op::Write(buffer),
             offset: stamp.offset,
             done: Box::new(move |Completion { buffer, result, .. }| {
                 drop(buffer);
-                match &result {
-                    Ok(()) => shared.suspects.note_written(&range),
-                    Err(IoError::Medium(_)) if shared.suspects.note_failed(&range) => {
-                        shared.mark_bad(range);
-                    }
-                    Err(IoError::Medium(_)) => shared.probe(),
-                    Err(_) => {}
-                }
+                shared.judge(number, &range, Access::Write, &result);
                 drop(flight);
                 done(result.map_err(StoreError::Io));
             }),

@@ -1,8 +1,12 @@
 //! Tells a bad sector from a device that fails.
 //!
 //! A device that is about to fail, or whose cable is loose, fails every request. Its copies must stay for its return.
-//! So a failed range is only suspect. A range that overlaps it has a bad sector if it fails after a read that began
-//! later has succeeded. The overlap is enough, since blocks of other lengths are written there later.
+//! So a failed range is only suspect. It has a bad sector if a later request fails there too, and another later
+//! request of the same kind has succeeded meanwhile. The overlap of the two failures is bad, since blocks of other
+//! lengths are written there later.
+//!
+//! Reads prove nothing about writes, and writes nothing about reads. A disk whose pool of blocks is used up still
+//! reads what it has.
 
 use super::Shared;
 use super::copies::PLACES;
@@ -21,10 +25,12 @@ pub(super) struct Suspects(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// The number of the read that began last.
+    /// The number of the request that began last.
     begun: u64,
     /// The highest number of a read that succeeded.
-    succeeded: u64,
+    read: u64,
+    /// The highest number of a write that succeeded.
+    written: u64,
     /// The failed ranges by their start: the end, and the value of `begun` at the first failure. None overlaps another.
     failed: BTreeMap<u64, (u64, u64)>,
     probing: Probing,
@@ -40,25 +46,27 @@ enum Probing {
     Again,
 }
 
+/// The kind of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    Read,
+    Write,
+}
+
 impl Suspects {
-    /// Numbers a read that begins.
+    /// Numbers a request that begins.
     pub(super) fn begin(&self) -> u64 {
         let mut state = self.0.lock();
         state.begun += 1;
         state.begun
     }
 
-    /// A read with this number succeeded.
-    fn note_read(&self, number: u64, range: &Range<u64>) {
+    /// A request with this number succeeded.
+    pub(super) fn note_success(&self, number: u64, range: &Range<u64>, access: Access) {
         let mut state = self.0.lock();
-        state.succeeded = state.succeeded.max(number);
+        let last = state.last_success(access);
+        *last = number.max(*last);
         state.forget(range);
-    }
-
-    /// A write succeeded. It shows that its own range is good. A device that fails may still take writes, so it shows
-    /// nothing about other ranges.
-    pub(super) fn note_written(&self, range: &Range<u64>) {
-        self.0.lock().forget(range);
     }
 
     /// Whether a probe is to begin now. While one runs, another one follows it.
@@ -77,14 +85,22 @@ impl Suspects {
         std::mem::take(&mut self.0.lock().probing) == Probing::Again
     }
 
-    /// A range failed. Returns whether it has a bad sector.
-    pub(super) fn note_failed(&self, range: &Range<u64>) -> bool {
+    /// The range of a request failed. Returns the parts with a bad sector.
+    pub(super) fn note_failed(
+        &self,
+        number: u64,
+        range: &Range<u64>,
+        access: Access,
+    ) -> Vec<Range<u64>> {
         let mut state = self.0.lock();
         let mut known = state.overlapping(range);
-        let (begun, succeeded) = (state.begun, state.succeeded);
-        if known.iter().any(|(_, since)| succeeded > *since) {
-            return true;
-        }
+        let (begun, succeeded) = (state.begun, *state.last_success(access));
+        // Requests that began before the failure may fail for the same passing reason.
+        let is_proved = |since: u64| number > since && succeeded > since;
+        let bad = known.iter().filter(|(_, since)| is_proved(*since));
+        let bad = bad
+            .map(|(part, _)| part.start.max(range.start)..part.end.min(range.end))
+            .collect();
         if state.failed.len() >= MOST {
             state.failed.clear();
             known.clear();
@@ -96,11 +112,18 @@ impl Suspects {
             start = suspect.end;
         }
         state.add(start..range.end, begun);
-        false
+        bad
     }
 }
 
 impl State {
+    const fn last_success(&mut self, access: Access) -> &mut u64 {
+        match access {
+            Access::Read => &mut self.read,
+            Access::Write => &mut self.written,
+        }
+    }
+
     /// The suspect ranges that overlap this one, in order, each with the value of `begun` at its failure.
     fn overlapping(&self, range: &Range<u64>) -> Vec<(Range<u64>, u64)> {
         let before = self.failed.range(..range.start).next_back();
@@ -131,35 +154,50 @@ impl State {
 }
 
 impl Shared {
-    /// Judges the end of a read of `range`. Marks a range with a bad sector.
+    /// Judges the end of a read of `range`. Marks the parts with a bad sector.
     pub(super) fn judge_read(
         self: &Arc<Self>,
         number: u64,
-        range: Range<u64>,
+        range: &Range<u64>,
         result: Result<(), IoError>,
     ) -> Result<(), Wrong> {
-        match result {
-            Ok(()) => {
-                self.suspects.note_read(number, &range);
-                Ok(())
+        let is_bad = self.judge(number, range, Access::Read, &result);
+        result.map_err(|error| match error {
+            IoError::Medium(_) if is_bad => Wrong::BadSector(error),
+            IoError::Medium(_) => {
+                self.probe();
+                Wrong::Io(error)
             }
-            Err(error @ IoError::Medium(_)) => match self.suspects.note_failed(&range) {
-                true => {
-                    self.mark_bad(range);
-                    Err(Wrong::BadSector(error))
+            error => Wrong::Io(error),
+        })
+    }
+
+    /// Judges the end of a request. Marks the parts with a bad sector, and returns whether there are any.
+    pub(super) fn judge(
+        &self,
+        number: u64,
+        range: &Range<u64>,
+        access: Access,
+        result: &Result<(), IoError>,
+    ) -> bool {
+        match result {
+            Ok(()) => self.suspects.note_success(number, range, access),
+            Err(IoError::Medium(_)) => {
+                let bad = self.suspects.note_failed(number, range, access);
+                let is_bad = !bad.is_empty();
+                for part in bad {
+                    self.mark_bad(part);
                 }
-                false => {
-                    self.probe();
-                    Err(Wrong::Io(error))
-                }
-            },
-            Err(error) => Err(Wrong::Io(error)),
+                return is_bad;
+            }
+            Err(_) => {}
         }
+        false
     }
 
     /// Reads the superblocks without waiting, to see whether the device answers. Without these reads, a bad sector
     /// would stay suspect while no other range is read. One superblock may be in a bad sector, so each is read alone.
-    pub(super) fn probe(self: &Arc<Self>) {
+    fn probe(self: &Arc<Self>) {
         let Some(engine) = self.engine.upgrade() else {
             return;
         };
@@ -182,7 +220,7 @@ impl Shared {
                 done: Box::new(move |completion| {
                     if completion.result.is_ok() {
                         let range = place..place + GRANULE as u64;
-                        probe.0.suspects.note_read(number, &range);
+                        probe.0.suspects.note_success(number, &range, Access::Read);
                     }
                     drop(probe);
                     drop(flight);
@@ -210,84 +248,134 @@ mod tests {
     const FIRST: Range<u64> = 8192..16384;
     const SECOND: Range<u64> = 16384..32768;
 
+    /// Whether a read of this range, which begins and fails now, finds a bad sector.
+    fn fails(suspects: &Suspects, range: Range<u64>) -> bool {
+        let number = suspects.begin();
+        !suspects
+            .note_failed(number, &range, Access::Read)
+            .is_empty()
+    }
+
+    fn read(suspects: &Suspects, range: Range<u64>) {
+        suspects.note_success(suspects.begin(), &range, Access::Read);
+    }
+
+    fn written(suspects: &Suspects, range: Range<u64>) {
+        suspects.note_success(suspects.begin(), &range, Access::Write);
+    }
+
     #[test]
     fn a_range_has_a_bad_sector_when_it_fails_again_after_a_later_read() {
         let suspects = Suspects::default();
         let before = suspects.begin();
-        assert!(!suspects.note_failed(&FIRST));
+        assert!(!fails(&suspects, FIRST));
         // This read began before the failure, so it may be from before the device failed.
-        suspects.note_read(before, &SECOND);
-        assert!(!suspects.note_failed(&FIRST));
-        suspects.note_written(&SECOND);
-        assert!(!suspects.note_failed(&FIRST));
-        suspects.note_read(suspects.begin(), &SECOND);
-        assert!(suspects.note_failed(&FIRST));
-        assert!(suspects.note_failed(&FIRST), "and stays bad");
-        assert!(!suspects.note_failed(&SECOND), "a first failure");
+        suspects.note_success(before, &SECOND, Access::Read);
+        assert!(!fails(&suspects, FIRST));
+        written(&suspects, SECOND);
+        assert!(!fails(&suspects, FIRST));
+        read(&suspects, SECOND);
+        assert!(fails(&suspects, FIRST));
+        assert!(fails(&suspects, FIRST), "and stays bad");
+        assert!(!fails(&suspects, SECOND), "a first failure");
     }
 
     #[test]
     fn a_range_that_was_read_or_written_is_not_suspect() {
         let suspects = Suspects::default();
         for is_read in [true, false] {
-            assert!(!suspects.note_failed(&FIRST));
+            assert!(!fails(&suspects, FIRST));
             let whole = FIRST.start..SECOND.end;
             match is_read {
-                true => suspects.note_read(suspects.begin(), &whole),
-                false => suspects.note_written(&whole),
+                true => read(&suspects, whole),
+                false => written(&suspects, whole),
             }
-            suspects.note_read(suspects.begin(), &SECOND);
+            read(&suspects, SECOND);
         }
-        assert!(!suspects.note_failed(&FIRST));
-        suspects.note_read(suspects.begin(), &(FIRST.start..FIRST.end - 4096));
-        assert!(suspects.note_failed(&FIRST), "a part of it was read");
+        assert!(!fails(&suspects, FIRST));
+        read(&suspects, FIRST.start..FIRST.end - 4096);
+        assert!(fails(&suspects, FIRST), "a part of it was read");
     }
 
     #[test]
     fn a_range_that_overlaps_a_suspect_one_is_judged_by_its_failure() {
         for range in [4096..12288, 12288..20480, 4096..20480, 8192..12288] {
             let suspects = Suspects::default();
-            assert!(!suspects.note_failed(&FIRST));
-            assert!(!suspects.note_failed(&range), "no read succeeded since");
-            suspects.note_read(suspects.begin(), &(32768..36864));
-            assert!(suspects.note_failed(&range), "{range:?}");
-            assert!(suspects.note_failed(&FIRST), "{range:?}");
-            assert!(!suspects.note_failed(&(20480..32768)), "it only adjoins");
+            assert!(!fails(&suspects, FIRST));
+            assert!(!fails(&suspects, range), "no read succeeded since");
+            read(&suspects, 32768..36864);
+            assert!(fails(&suspects, range), "{range:?}");
+            assert!(fails(&suspects, FIRST), "{range:?}");
+            assert!(!fails(&suspects, 20480..32768), "it only adjoins");
         }
+    }
+
+    /// A device may lose a moment's requests, and be well before the last of them has failed.
+    #[test]
+    fn a_request_that_began_before_the_first_failure_proves_nothing() {
+        let suspects = Suspects::default();
+        let (first, second) = (suspects.begin(), suspects.begin());
+        let failed = |number| suspects.note_failed(number, &FIRST, Access::Read);
+        assert!(failed(first).is_empty());
+        read(&suspects, SECOND);
+        assert!(failed(second).is_empty());
+        assert_eq!(failed(suspects.begin()), [FIRST]);
+    }
+
+    #[test]
+    fn a_write_that_fails_is_judged_by_writes() {
+        let suspects = Suspects::default();
+        let failed = || suspects.note_failed(suspects.begin(), &FIRST, Access::Write);
+        assert!(failed().is_empty());
+        read(&suspects, SECOND);
+        assert!(failed().is_empty());
+        written(&suspects, SECOND);
+        assert_eq!(failed(), [FIRST]);
+    }
+
+    #[test]
+    fn only_what_failed_twice_is_bad() {
+        let suspects = Suspects::default();
+        assert!(!fails(&suspects, FIRST));
+        read(&suspects, 32768..36864);
+        let number = suspects.begin();
+        let bad = suspects.note_failed(number, &(12288..20480), Access::Read);
+        assert_eq!(bad, [12288..16384]);
+        assert!(!fails(&suspects, 16384..20480), "it failed once");
     }
 
     #[test]
     fn a_part_that_failed_later_is_suspect_since_its_own_failure() {
         let suspects = Suspects::default();
-        assert!(!suspects.note_failed(&FIRST));
+        assert!(!fails(&suspects, FIRST));
         let between = suspects.begin();
-        assert!(!suspects.note_failed(&(12288..20480)));
-        suspects.note_read(between, &(32768..36864));
-        assert!(!suspects.note_failed(&(16384..20480)));
-        assert!(suspects.note_failed(&(12288..16384)));
+        assert!(!fails(&suspects, 12288..20480));
+        suspects.note_success(between, &(32768..36864), Access::Read);
+        assert!(!fails(&suspects, 16384..20480));
+        assert!(fails(&suspects, 12288..16384));
     }
 
     #[test]
     fn a_part_that_was_written_is_not_suspect_and_the_rest_is() {
         let suspects = Suspects::default();
-        assert!(!suspects.note_failed(&FIRST));
-        suspects.note_written(&(4096..12288));
-        suspects.note_read(suspects.begin(), &SECOND);
-        assert!(!suspects.note_failed(&(4096..12288)));
-        assert!(suspects.note_failed(&(12288..16384)));
+        assert!(!fails(&suspects, FIRST));
+        written(&suspects, 4096..12288);
+        read(&suspects, SECOND);
+        assert!(!fails(&suspects, 4096..12288));
+        assert!(fails(&suspects, 12288..16384));
     }
 
     #[test]
     fn the_suspects_are_bounded() {
         let suspects = Suspects::default();
         for start in 0..3 * MOST as u64 {
-            suspects.note_failed(&(start..start + 1));
+            fails(&suspects, start..start + 1);
         }
         assert!(suspects.0.lock().failed.len() <= MOST);
         // Each write makes two ranges of one.
-        suspects.note_failed(&(0..10 * MOST as u64));
+        fails(&suspects, 0..10 * MOST as u64);
         for start in 0..4 * MOST as u64 {
-            suspects.note_written(&(2 * start + 1..2 * start + 2));
+            written(&suspects, 2 * start + 1..2 * start + 2);
         }
         assert!(suspects.0.lock().failed.len() <= MOST);
     }

@@ -118,12 +118,30 @@ impl StoreOrders {
 struct Runs {
     /// The last search for a put.
     for_puts: HashMap<SegmentId, LastSearch>,
-    /// Until when the room that eviction made for a load may take to become free.
-    for_loads: HashMap<SegmentId, BootInstant>,
+    /// The last eviction for a load.
+    for_loads: HashMap<SegmentId, LoadEviction>,
     /// The last search for blocks with copies, on segments of nodes that drain.
     copied: HashMap<SegmentId, CopiedSearch>,
     /// When to examine again the blocks whose ancestors were leased.
     recall: BootInstant,
+}
+
+/// An eviction for a load that waits for room.
+#[derive(Clone, Copy)]
+struct LoadEviction {
+    /// Until when its room may take to become free, or until when it is not repeated if it found no block.
+    until: BootInstant,
+    /// Whether it found blocks.
+    found: bool,
+    /// It took blocks that were last used before this tick.
+    before: Tick,
+}
+
+impl LoadEviction {
+    /// Whether its room may still become free.
+    fn comes(&self, now: BootInstant) -> bool {
+        self.found && now < self.until
+    }
 }
 
 /// The room that one step has made.
@@ -390,7 +408,9 @@ impl Pool {
         for segment in &segments {
             let freed = self.make_room_on(segment, wanted, runs, orders);
             // The oldest blocks of the node may lie on any of its segments.
-            if freed > 0 || wanted.before == Tick::MAX || comes_on(segment, length) {
+            let made = runs.for_loads.get(&segment.id);
+            let was_made = made.is_some_and(|made| made.comes(self.now()));
+            if freed > 0 || wanted.before == Tick::MAX || comes_on(segment, length, was_made) {
                 return freed;
             }
         }
@@ -411,20 +431,37 @@ impl Pool {
     ) -> u64 {
         let (length, used_before) = (wanted.largest, wanted.before);
         if segment.extents().largest_free() >= length {
-            let bytes = Length(wanted.bytes.0.min(segment.limit()));
+            let bytes = wanted.bytes.0.max(Extents::rounded(length).0);
+            let bytes = Length(bytes.min(segment.limit()));
             return self.evict_on(segment, segment.shortfall(bytes), used_before, orders);
         }
         let now = self.now();
         let comes = segment.used() > segment.used_after_quarantine();
-        if comes
-            && runs
-                .for_loads
-                .get(&segment.id)
-                .is_some_and(|until| now < *until)
-        {
+        // A search among the same or fewer blocks would find as little.
+        let is_early = runs.for_loads.get(&segment.id).is_some_and(|last| {
+            last.comes(now) || now < last.until && !last.found && used_before <= last.before
+        });
+        if comes && is_early {
             return 0;
         }
-        runs.for_loads.insert(segment.id, now.after(RUN_TIMEOUT));
+        let freed = self.evict_for_load(segment, length, used_before, orders);
+        let eviction = LoadEviction {
+            until: now.after(RUN_TIMEOUT),
+            found: freed > 0,
+            before: used_before,
+        };
+        runs.for_loads.insert(segment.id, eviction);
+        freed
+    }
+
+    /// Evicts one block that leaves a free range of this length, or neighbours that do. Returns their bytes.
+    fn evict_for_load(
+        self: &Arc<Self>,
+        segment: &Arc<Segment>,
+        length: Length,
+        used_before: Tick,
+        orders: &mut StoreOrders,
+    ) -> u64 {
         if self.directory.first_footprint() >= length.0 {
             return self.evict_on(segment, length.0, used_before, orders);
         }
@@ -468,8 +505,8 @@ impl Pool {
                 },
             };
             let comes = segment.used() > segment.used_after_quarantine();
-            let until = runs.for_loads.get(&segment.id);
-            let is_coming = comes && !has_piece && until.is_some_and(|until| now < *until);
+            let made = runs.for_loads.get(&segment.id);
+            let is_coming = comes && !has_piece && made.is_some_and(|made| made.comes(now));
             if has_piece && room.bytes == 0 || is_coming {
                 return 0;
             }
@@ -482,7 +519,12 @@ impl Pool {
                 search.again = now.after(FRUITLESS_PAUSE);
             }
             if made.bytes > 0 {
-                runs.for_loads.insert(segment.id, now.after(RUN_TIMEOUT));
+                let eviction = LoadEviction {
+                    until: now.after(RUN_TIMEOUT),
+                    found: true,
+                    before: Tick::MAX,
+                };
+                runs.for_loads.insert(segment.id, eviction);
                 return made.bytes;
             }
         }
@@ -589,9 +631,13 @@ impl Pool {
 }
 
 /// Whether a segment has room for a block now, or will have it once its quarantine ends. No eviction is due then.
-fn comes_on(segment: &Segment, length: Length) -> bool {
+/// `was_made`: an eviction has made a range for it, which may still be in quarantine.
+fn comes_on(segment: &Segment, length: Length, was_made: bool) -> bool {
     let comes = segment.used() > segment.used_after_quarantine();
-    segment.gives_room(length) || comes && segment.shortfall(length) == 0
+    let rounded = Extents::rounded(length);
+    let largest = segment.extents().largest_free();
+    let fits = largest >= rounded && segment.shortfall(rounded) == 0;
+    segment.gives_room(length) || comes && (was_made || fits)
 }
 
 fn footprint(victims: &[Removed], gives_room: impl Fn(SegmentId) -> bool) -> u64 {

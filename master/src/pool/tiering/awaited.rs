@@ -210,11 +210,7 @@ impl Pool {
         let Some(load) = transfer.loading() else {
             return;
         };
-        let ended = {
-            let mut traffic = self.tiering.traffic.lock();
-            traffic.may_leave(transfer.place);
-            traffic.loading.remove(&load)
-        };
+        let ended = self.tiering.traffic.lock().loading.remove(&load);
         self.count_end(ended);
     }
 
