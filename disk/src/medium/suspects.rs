@@ -302,9 +302,9 @@ mod tests {
         for range in [4096..12288, 12288..20480, 4096..20480, 8192..12288] {
             let suspects = Suspects::default();
             assert!(!fails(&suspects, FIRST));
-            assert!(!fails(&suspects, range), "no read succeeded since");
+            assert!(!fails(&suspects, range.clone()), "no read succeeded since");
             read(&suspects, 32768..36864);
-            assert!(fails(&suspects, range), "{range:?}");
+            assert!(fails(&suspects, range.clone()), "{range:?}");
             assert!(fails(&suspects, FIRST), "{range:?}");
             assert!(!fails(&suspects, 20480..32768), "it only adjoins");
         }
