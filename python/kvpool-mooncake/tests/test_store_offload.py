@@ -261,7 +261,7 @@ def test_a_file_of_another_pool_or_program_is_refused_and_left_alone(
     finally:
         other.stop()
     code, text = refusal(pool, ssd, caplog)
-    assert code == -600 and "another pool" in text and "kvpool-0.ssd" in text
+    assert code == -600 and "it belongs to pool" in text and "kvpool-0.ssd" in text
     assert "remove the file" in text
 
 
