@@ -6,7 +6,7 @@ use crate::support::{
 };
 use kvpool_master::Config;
 use kvpool_master::clock::{BootInstant, Clock, ManualClock};
-use kvpool_master::pool::Pool;
+use kvpool_master::pool::{Pool, TaskView};
 use kvpool_types::{Code, Key, KeyRef, Length, NodeName, SegmentId};
 use std::ops::Range;
 use std::sync::Arc;
@@ -30,51 +30,22 @@ fn only_on_b(pool: &Arc<Pool>, numbers: Range<u8>) -> Vec<u8> {
     numbers.filter(is_there).collect()
 }
 
-/// The moved blocks take the last room before they arrive. Until then the target has newer blocks only.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_drain_to_a_node_with_newer_blocks_keeps_the_newest_blocks() {
-    const OLD: u8 = 50;
-    const ALL: u8 = 70;
-    let directory = tempfile::tempdir().unwrap();
-    let config = Config {
-        eviction_ratio: 0.2,
-        ..full_and_patient(Duration::from_millis(10))
-    };
-    let (pool, _) = pool(directory.path(), config).await;
-    let _a = join(&pool, "a", 1).await;
-    for number in 0..OLD {
-        put(&pool, &key(number)).await;
-    }
-    let b = join(&pool, "b", 2).await;
-    put_on_b(&pool, OLD..ALL).await;
-    let task = pool.drain_node(&NodeName("a".into()), false).await.unwrap();
-    let room = BLOCKS_OF_NODE - (ALL - OLD);
-    let fills = || b.pulls.lock().len() == usize::from(room);
-    crate::support::media::until("moves take all room", fills).await;
-    // The evictor looks for work twice in this time.
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let newer: Vec<u8> = (OLD..ALL).collect();
-    assert_eq!(only_on_b(&pool, OLD..ALL), newer);
-    let pulls = std::mem::take(&mut *b.pulls.lock());
-    let done = pulls.iter().map(|pull| (pull.ticket, Code::Ok));
-    pool.pulled(&b.node, &done.collect::<Vec<_>>());
-    let ended = end(&pool, &task).await;
-    let (moved, left) = (u64::from(room), u64::from(OLD - room));
-    assert_eq!((ended.changed, ended.failed), (moved, left), "{ended:?}");
-    // A round of eviction frees the reserve again.
-    let frees = || used_on(&pool, &b.node) < u64::from(BLOCKS_OF_NODE - 5) * BLOCK;
-    crate::support::media::until("eviction frees the reserve", frees).await;
-    let kept = only_on_b(&pool, 0..ALL);
-    let newest: Vec<u8> = (kept[0]..ALL).collect();
-    assert_eq!(kept, newest, "an older block stays in place of a newer one");
-    assert!(kept.len() > newer.len(), "{kept:?}");
+/// The number of blocks of node `a` in [`drain_to_newer`].
+const OLD: u8 = 50;
+/// The number of all blocks there.
+const ALL: u8 = 70;
+
+/// A pool in which node `a` drains.
+struct Draining {
+    pool: Arc<Pool>,
+    a: Node,
+    b: Node,
+    task: TaskView,
+    _directory: tempfile::TempDir,
 }
 
-/// The target has no answer for pulls whose source has died.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_pull_from_a_node_without_a_session_delays_no_eviction() {
-    const OLD: u8 = 50;
-    const ALL: u8 = 70;
+/// Node `a` drains to node `b`, whose blocks are newer. The moves have taken all room of `b`, and wait for answers.
+async fn drain_to_newer() -> Draining {
     let directory = tempfile::tempdir().unwrap();
     let config = Config {
         eviction_ratio: 0.2,
@@ -87,12 +58,51 @@ async fn a_pull_from_a_node_without_a_session_delays_no_eviction() {
     }
     let b = join(&pool, "b", 2).await;
     put_on_b(&pool, OLD..ALL).await;
-    let _task = pool.drain_node(&NodeName("a".into()), false).await.unwrap();
+    let task = pool.drain_node(&NodeName("a".into()), false).await.unwrap();
     let room = BLOCKS_OF_NODE - (ALL - OLD);
     let fills = || b.pulls.lock().len() == usize::from(room);
     crate::support::media::until("moves take all room", fills).await;
+    Draining {
+        pool,
+        a,
+        b,
+        task,
+        _directory: directory,
+    }
+}
+
+/// The moved blocks take the last room before they arrive. Until then the target has newer blocks only.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_to_a_node_with_newer_blocks_keeps_the_newest_blocks() {
+    let draining = drain_to_newer().await;
+    let Draining { pool, b, task, .. } = &draining;
+    let room = BLOCKS_OF_NODE - (ALL - OLD);
+    // The evictor looks for work twice in this time.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let newer: Vec<u8> = (OLD..ALL).collect();
+    assert_eq!(only_on_b(pool, OLD..ALL), newer);
+    let pulls = std::mem::take(&mut *b.pulls.lock());
+    let done = pulls.iter().map(|pull| (pull.ticket, Code::Ok));
+    pool.pulled(&b.node, &done.collect::<Vec<_>>());
+    let ended = end(pool, task).await;
+    let (moved, left) = (u64::from(room), u64::from(OLD - room));
+    assert_eq!((ended.changed, ended.failed), (moved, left), "{ended:?}");
+    // A round of eviction frees the reserve again.
+    let frees = || used_on(pool, &b.node) < u64::from(BLOCKS_OF_NODE - 5) * BLOCK;
+    crate::support::media::until("eviction frees the reserve", frees).await;
+    let kept = only_on_b(pool, 0..ALL);
+    let newest: Vec<u8> = (kept[0]..ALL).collect();
+    assert_eq!(kept, newest, "an older block stays in place of a newer one");
+    assert!(kept.len() > newer.len(), "{kept:?}");
+}
+
+/// The target has no answer for pulls whose source has died.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pull_from_a_node_without_a_session_delays_no_eviction() {
+    let draining = drain_to_newer().await;
+    let Draining { pool, a, b, .. } = &draining;
     pool.detach(&a.node, a.session);
-    let frees = || used_on(&pool, &b.node) < u64::from(BLOCKS_OF_NODE - 5) * BLOCK;
+    let frees = || used_on(pool, &b.node) < u64::from(BLOCKS_OF_NODE - 5) * BLOCK;
     crate::support::media::until("eviction frees the reserve", frees).await;
 }
 

@@ -4,7 +4,7 @@ use crate::support::media::*;
 use crate::support::{SPACE, commit, pool, reserve, reserve_with};
 use futures::FutureExt;
 use kvpool_master::Config;
-use kvpool_master::pool::{DescribedReplica, Pool, Removal, ReserveOptions};
+use kvpool_master::pool::{DescribedReplica, Granted, Pool, Removal, ReserveOptions};
 use kvpool_master::store::record::{self, Record};
 use kvpool_master::store::{LogSeq, MetadataStore};
 use kvpool_types::medium::footprint;
@@ -706,16 +706,21 @@ fn version_in_memory(pool: &Pool) -> Option<Version> {
     found.first()?.as_ref().map(|found| found.version)
 }
 
+/// Reserves room for another version of the block of key 1.
+async fn begin_to_replace(pool: &Arc<Pool>) -> Granted {
+    let upsert = ReserveOptions {
+        upsert: true,
+        ..patient()
+    };
+    reserve_with(pool, &key(1), BLOCK, &upsert).await.unwrap()
+}
+
 /// The writer stalls. Its put replaces the block when it commits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_on_a_medium_is_read_while_its_replacement_is_written() {
     let cold = Cold::block(Config::default()).await;
     let pool = &cold.pool;
-    let upsert = ReserveOptions {
-        upsert: true,
-        ..patient()
-    };
-    let granted = reserve_with(pool, &key(1), BLOCK, &upsert).await.unwrap();
+    let granted = begin_to_replace(pool).await;
     let version = granted.version;
     assert!(comes_back(pool, 1).await);
     assert!(version_in_memory(pool).unwrap() < version);
@@ -729,11 +734,7 @@ async fn a_block_on_a_medium_is_read_while_its_replacement_is_written() {
 async fn a_lookup_waits_for_the_commit_of_a_replacement_and_loads_nothing_in_vain() {
     let cold = Cold::block(Config::default()).await;
     let pool = &cold.pool;
-    let upsert = ReserveOptions {
-        upsert: true,
-        ..patient()
-    };
-    let granted = reserve_with(pool, &key(1), BLOCK, &upsert).await.unwrap();
+    let granted = begin_to_replace(pool).await;
     let version = granted.version;
     let gate = cold.store.gate.lock().await;
     let mut committing = Box::pin(commit(pool, &key(1), BLOCK, granted));

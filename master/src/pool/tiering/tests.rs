@@ -77,9 +77,13 @@ fn block(name: &str, version: u64) -> NewBlock {
     }
 }
 
-/// The record of a block's copy at an offset of medium 1.
+/// The record of a copy of the block "block" at an offset of medium 1.
 fn copy_at(offset: u64) -> record::Commit {
-    let block = block("block", 7);
+    copy_of(block("block", 7), offset)
+}
+
+/// The record of a block's copy at an offset of medium 1.
+fn copy_of(block: NewBlock, offset: u64) -> record::Commit {
     record::Commit {
         namespace: block.namespace,
         key: block.key,

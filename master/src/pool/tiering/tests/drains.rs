@@ -126,20 +126,6 @@ async fn a_drain_waits_for_no_load() {
     }
 }
 
-/// The record of a block's copy on medium 1.
-fn copy_of(block: NewBlock, offset: u64) -> record::Commit {
-    record::Commit {
-        namespace: block.namespace,
-        key: block.key,
-        version: block.version,
-        length: block.length,
-        checksum: block.checksum,
-        replicas: smallvec::smallvec![(SegmentId::on_medium(1), Offset(offset))],
-        parent: None,
-        hard_pin: false,
-    }
-}
-
 /// Puts blocks into the memory of a node that drains.
 fn draining_with(pool: &Pool, node: &Arc<StoreNode>, blocks: &[NewBlock]) {
     let segment = Segment::new(SegmentId(1), Arc::clone(node), Length(1 << 20), 1.0);
