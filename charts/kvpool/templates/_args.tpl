@@ -55,11 +55,13 @@
 - --rdma-device={{ join "," $node.rdma.devices }}
 {{- end }}
 {{- if $node.ssd.enabled }}
-{{- $parts := list "dir=/ssd" }}
+{{- $parts := list }}
 {{- with $node.ssd.size }}{{ $parts = append $parts (printf "size=%s" .) }}{{ end }}
 {{- with $node.ssd.dwpd }}{{ $parts = append $parts (printf "dwpd=%v" .) }}{{ end }}
 {{- range $node.ssd.namespaces }}{{ $parts = append $parts (printf "namespace=%s" .) }}{{ end }}
-- {{ printf "--ssd=%s" (join "," $parts) | quote }}
+{{- range include "kvpool.disks" . | fromYamlArray }}
+- {{ printf "--ssd=%s" (join "," (prepend $parts (printf "dir=/%s" .))) | quote }}
+{{- end }}
 - --ssd-drain-timeout={{ $node.drain.ssdSeconds }}s
 {{- end }}
 - --drain-timeout={{ $node.drain.workSeconds }}s

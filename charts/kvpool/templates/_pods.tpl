@@ -118,6 +118,19 @@ annotations:
 {{- end }}
 {{- end }}
 
+{{/*
+The names of a store node's disks, as items. Each is a volume, mounted under its name. The first is named without a
+number, so that a second disk changes nothing for it.
+*/}}
+{{- define "kvpool.disks" -}}
+{{- $ssd := .Values.node.ssd -}}
+{{- if $ssd.enabled -}}
+{{- range $index := until (eq $ssd.volume "claim" | ternary (int $ssd.claim.count) (len $ssd.hostPaths)) }}
+- {{ eq $index 0 | ternary "ssd" (printf "ssd-%d" $index) }}
+{{- end }}
+{{- end -}}
+{{- end }}
+
 {{/* A claim template: {name, storage, about}. */}}
 {{- define "kvpool.claim" -}}
 metadata:

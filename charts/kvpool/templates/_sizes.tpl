@@ -22,7 +22,7 @@
 {{/*
 The resources of a store node. Its memory is that of the segments, which it allocates at start, and the overhead.
 Segments in hugepages are a resource of their own. Request and limit are equal, so that Kubernetes never evicts a node
-for memory that it requested. A node with a disk has 257 MiB of buffers for it.
+for memory that it requested. A node with disks has 257 MiB of buffers for them all.
 */}}
 {{- define "kvpool.nodeResources" -}}
 {{- $node := .Values.node -}}

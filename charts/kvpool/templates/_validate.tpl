@@ -72,8 +72,8 @@ Sets of values that cannot work together, although each value alone could. A mes
   {{- if and (eq $node.ssd.volume "claim") (ne $node.kind "StatefulSet") -}}
     {{- fail "node.ssd.volume: only node.kind: StatefulSet can have a claim for each store node: use hostPath" -}}
   {{- end -}}
-  {{- if and (eq $node.ssd.volume "hostPath") (not $node.ssd.hostPath) -}}
-    {{- fail "node.ssd.hostPath: name the directory of each host that keeps the blocks" -}}
+  {{- if and (eq $node.ssd.volume "hostPath") (not $node.ssd.hostPaths) -}}
+    {{- fail "node.ssd.hostPaths: name the directories of each host that keep the blocks" -}}
   {{- end -}}
 {{- end -}}
 {{- if and $node.hostPID (not $node.sharedMemory.enabled) -}}
