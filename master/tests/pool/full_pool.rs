@@ -8,7 +8,7 @@ use kvpool_master::Config;
 use kvpool_master::clock::{BootInstant, ManualClock};
 use kvpool_master::membership::Reported;
 use kvpool_master::placement::PlacementHints;
-use kvpool_master::pool::{Pool, ReserveOptions};
+use kvpool_master::pool::{Holder, Pool, ReserveOptions};
 use kvpool_proto::master_message::Body;
 use kvpool_types::{Code, Key, KeyRef, Length};
 use rand::rngs::StdRng;
@@ -122,26 +122,39 @@ async fn a_large_put_is_served_among_small_ones_and_evicts_about_its_size() {
 async fn each_waiting_put_is_woken_about_once_and_in_order() {
     let directory = tempfile::tempdir().unwrap();
     let config = Config {
-        lease_ttl: Duration::from_secs(3),
+        lease_ttl: Duration::from_secs(60),
         ..patient_with_nodes()
     };
     let (pool, _store) = pool(directory.path(), config).await;
     join(&pool, "only", 1, 16 * MIB).await;
     let blocks = 243;
+    let mut leases = Vec::new();
     for n in 0..blocks {
         put(&pool, n, 64 * KIB).await;
-        pool.lookup(SPACE, &[key(n).as_ref()][..], true);
+        let leased = pool.lookup(SPACE, &[key(n).as_ref()][..], true);
+        leases.push(leased.token);
     }
     let before = pool.counters();
+    let grown = |name: &str| pool.counters()[name] - before[name];
     let served = Arc::new(AtomicU64::new(0));
     let mut waiting = Vec::new();
     for n in 0..150 {
-        let (pool, served) = (Arc::clone(&pool), Arc::clone(&served));
+        let (ended, waits) = (served.load(Ordering::Relaxed), grown("put_waits_total"));
+        let (pool, counted) = (Arc::clone(&pool), Arc::clone(&served));
         waiting.push(tokio::spawn(async move {
             put(&pool, 1000 + n, 64 * KIB).await;
-            served.fetch_add(1, Ordering::Relaxed)
+            counted.fetch_add(1, Ordering::Relaxed)
         }));
-        tokio::time::sleep(Duration::from_millis(2)).await;
+        // The next put comes when this one is in the queue, or has found room.
+        let settled = async {
+            while served.load(Ordering::Relaxed) == ended && grown("put_waits_total") == waits {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        timeout(PATIENCE, settled).await.unwrap();
+    }
+    for (n, token) in (0..).zip(leases) {
+        pool.release(SPACE, &[key(n).as_ref()][..], |_| Holder::of_any(token));
     }
     let mut late = 0;
     for (n, put) in (0..).zip(waiting) {
@@ -149,8 +162,6 @@ async fn each_waiting_put_is_woken_about_once_and_in_order() {
         // Puts that are woken together may commit in any order.
         late += u64::from(place.abs_diff(n) > 60);
     }
-    let after = pool.counters();
-    let grown = |name: &str| after[name] - before[name];
     let (waits, calls, passes) = (
         grown("put_waits_total"),
         grown("puts_called_total"),
