@@ -1,6 +1,13 @@
 //! Missing files and files that cannot be removed: the effect on a start and on an open store.
 
 use super::*;
+use crate::clock::BootClock;
+use crate::config::Config;
+use crate::leadership::{Seat, report_alone};
+use crate::metrics::Metrics;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+use tokio::sync::oneshot;
 
 const BIG: usize = 3000;
 
@@ -114,4 +121,43 @@ async fn a_directory_whose_parent_cannot_be_listed_is_opened() {
     std::fs::set_permissions(parent.path(), mode).unwrap();
     made.unwrap();
     opened.unwrap();
+}
+
+/// With one core, heartbeats run on the same thread as the report of the store's state.
+#[tokio::test]
+async fn a_disk_that_hangs_blocks_no_thread_of_the_runtime() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, _) = begun(directory.path()).await;
+    let store = Arc::new(store);
+    let (answers, answered) = mpsc::channel();
+    let (hangs, is_hanging) = oneshot::channel();
+    let of_disk = Arc::clone(&store);
+    let disk = std::thread::spawn(move || {
+        let _append = of_disk.open.lock();
+        hangs.send(()).unwrap();
+        // Without this end, the test would hang instead of fail.
+        answered.recv_timeout(Duration::from_secs(5)).is_ok()
+    });
+    is_hanging.await.unwrap();
+    let metrics = Arc::new(Metrics::new().unwrap());
+    let seat = Seat::new(Config::default(), metrics, Arc::new(BootClock));
+    let seat = Arc::new(seat);
+    let report = report_alone(Arc::clone(&seat), store, String::new());
+    let reporting = tokio::spawn(report);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    // The send fails if the disk has answered by itself.
+    let _late = answers.send(());
+    assert!(disk.join().unwrap(), "the report held the runtime's thread");
+    let reported = async {
+        while seat.describe().store.is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let reported = tokio::time::timeout(Duration::from_secs(30), reported).await;
+    assert_eq!(
+        reported,
+        Ok(()),
+        "the disk answers, and nothing is reported"
+    );
+    reporting.abort();
 }
