@@ -715,6 +715,31 @@ mod tests {
         candidate.abort();
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_master_whose_lease_ends_before_its_term_begins_reports_this_reason() {
+        let disk = disk(true);
+        let (seat, candidate) = stand(&disk);
+        while !disk.is_led() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        // Its first append waits for room, so the term does not begin.
+        disk.fill(Duration::from_secs(60));
+        let lease = disk.state.lock().leader().unwrap().lease;
+        disk.state.lock().leases.remove(&lease.0);
+        let failed = async {
+            loop {
+                let reason = seat.reason();
+                if reason.contains("next try in") {
+                    return reason;
+                }
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let reason = timeout(Duration::from_secs(30), failed).await.unwrap();
+        assert!(reason.contains("etcd no longer knows"), "{reason}");
+        candidate.abort();
+    }
+
     /// A load may take minutes. Clients that ask this master must still find the leader.
     #[tokio::test(start_paused = true)]
     async fn a_master_that_cannot_load_yet_names_each_leader() {

@@ -54,6 +54,8 @@ enum Failure {
     Start(#[from] StartError),
     #[error("the term did not begin within {}", humantime::format_duration(*.0))]
     Slow(Duration),
+    #[error("etcd no longer knows this master's lease")]
+    LeaseLost,
     #[error("a thread cannot be started: {0}")]
     Thread(#[from] std::io::Error),
     #[error("the thread that loads the metadata panicked")]
@@ -390,7 +392,7 @@ impl Run {
             begun = timeout(backoff, self.promote(&elected, standby)) => {
                 begun.unwrap_or(Err(Failure::Slow(backoff)))
             }
-            () = elected.keeper.lost() => Err(Failure::Slow(backoff)),
+            () = elected.keeper.lost() => Err(Failure::LeaseLost),
         };
         match begun {
             Ok(pool) => {
@@ -456,9 +458,7 @@ impl Run {
             tokio::select! {
                 biased;
                 () = told(&mut stopped) => break "kvmaster is stopping".to_owned(),
-                () = elected.keeper.lost() => {
-                    break "etcd no longer knows this master's lease".to_owned();
-                }
+                () = elected.keeper.lost() => break Failure::LeaseLost.to_string(),
                 later = pool.superseded() => break match pool.give_way(later).await {
                     Ok(_) => format!("a node reported the later epoch {later}"),
                     Err(error) => format!("a node reported the later epoch {later}, and {error}"),
