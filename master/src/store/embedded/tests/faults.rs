@@ -70,6 +70,42 @@ async fn a_start_after_a_cut_keeps_the_segment_that_says_where_the_cut_is() {
     }
 }
 
+/// The next term with the same epoch could write beside an earlier one.
+#[tokio::test]
+async fn a_term_that_only_a_cut_segment_records_is_not_given_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, epoch) = begun(directory.path()).await;
+    let mut last = LogSeq(0);
+    let fits = || store.with(|open| Ok(open.log.active().fits(frame::Kind::Group, BIG as u64)));
+    while fits().unwrap() {
+        last = last.next();
+        store.append(epoch, last, group(last.0)).await.unwrap();
+    }
+    // As on a full disk, where the identity file cannot be written.
+    let full = Epoch(epoch.0 + 1);
+    let begun = store.with(|open| {
+        open.log.begin_epoch(full)?;
+        open.identity.epoch = full;
+        Ok(())
+    });
+    begun.unwrap();
+    store.truncate_log(full, last).await.unwrap();
+    // The head of the next segment records the cut, and no term.
+    store.make_room(BIG as u64).await.unwrap();
+    drop(store);
+    for start in 1..=3 {
+        let store = EmbeddedStore::open(&options(directory.path())).unwrap();
+        assert_eq!(store.epoch().await.unwrap(), full, "start {start}");
+    }
+    let store = EmbeddedStore::open(&options(directory.path())).unwrap();
+    let next = store.begin_epoch(Epoch(1)).await.unwrap();
+    assert_eq!(next, Epoch(full.0 + 1));
+    let big = Bytes::from(vec![1; BIG]);
+    store.append(next, last.next(), big.clone()).await.unwrap();
+    let groups = store.read_log(last, u64::MAX).await.unwrap();
+    assert_eq!(groups, [(last.next(), big)]);
+}
+
 #[tokio::test]
 async fn a_spare_that_is_missing_or_short_is_replaced_by_a_new_segment() {
     let directory = tempfile::tempdir().unwrap();
