@@ -58,8 +58,9 @@ async fn the_blocks_of_a_segment_that_is_gone_leave_in_steps_while_others_come()
         let directory = tempfile::tempdir().unwrap();
         let empty = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
         let from = if is_loaded { &store } else { &empty };
-        let standby = Standby::load(from, &Config::default(), Arc::clone(&clock) as _);
-        let mut standby = standby.await.unwrap();
+        let config = Config::default();
+        let loaded = Standby::load(from, &config, Arc::clone(&clock) as _).await;
+        let mut standby = loaded.unwrap();
         for records in &groups {
             follow(&mut standby, records);
         }
