@@ -109,8 +109,9 @@ pub struct Snapshot {
 /// Groups have consecutive positions, which the same transaction compares. A caller may have
 /// several appends in flight; none is applied before its predecessor.
 ///
-/// Values are opaque here. A future may block its thread for the time of a disk flush, so the
-/// journal calls the store from its own threads.
+/// Values are opaque here. A future may block its thread for the time of a disk flush, also that of
+/// another call. So the journal calls the store from its own threads, or from one that is lent to it.
+/// Callers on a runtime that serves use a blocking thread, except with a store that never blocks.
 #[async_trait]
 pub trait MetadataStore: Send + Sync + 'static {
     /// The id of the pool. The first call on a new store stores `fresh` and returns it.

@@ -663,43 +663,108 @@ mod tests {
         }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_candidate_that_lost_to_a_short_term_leads_after_it() {
-        let disk = disk(true);
+    fn claim(id: &str) -> Claim {
+        Claim {
+            id: id.into(),
+            address: format!("http://{id}:1"),
+            http_address: String::new(),
+        }
+    }
+
+    /// A candidate at `disk`, and its seat.
+    fn stand(disk: &Arc<Disk>) -> (Arc<Seat>, Candidate) {
         let clock = Arc::new(MachineClock::new(0, 1_000_000));
         let metrics = Arc::new(Metrics::new().unwrap());
         let seat = Seat::new(Config::default(), metrics, Arc::clone(&clock) as _);
         let seat = Arc::new(seat);
-        let claim = |id: &str| Claim {
-            id: id.into(),
-            address: format!("http://{id}:1"),
-            http_address: String::new(),
-        };
-        // It sees that nobody leads, and cannot campaign.
-        disk.fill(Duration::from_secs(5));
         let options = JournalOptions {
             workers: Workers::Tasks,
             ..JournalOptions::default()
         };
-        let around = Arc::new(Alone(Arc::clone(&disk)));
+        let around = Arc::new(Alone(Arc::clone(disk)));
         let (its_seat, its) = (Arc::clone(&seat), claim("standby"));
         let candidate = Candidate::stand(its_seat, clock, its, around, options, None);
+        (seat, candidate)
+    }
+
+    /// Another master wins the lead under this lease.
+    fn elect(disk: &Disk, id: &str, lease: LeaseId) -> Epoch {
+        let mut state = disk.state.lock();
+        let ttl = Duration::from_secs(60);
+        state.leases.insert(lease.0, (Instant::now() + ttl, ttl));
+        let other = (lease, claim(id));
+        state.take_over(Epoch(0), Some(&other)).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_candidate_that_lost_to_a_short_term_leads_after_it() {
+        let disk = disk(true);
+        // It sees that nobody leads, and cannot campaign.
+        disk.fill(Duration::from_secs(5));
+        let (seat, candidate) = stand(&disk);
         sleep(Duration::from_secs(2)).await;
         // Another one wins, and gives its term up before the watch has seen it.
         disk.hide_leaders(0, Duration::from_secs(8));
         let lease = LeaseId(99);
-        {
-            let mut state = disk.state.lock();
-            let ttl = Duration::from_secs(60);
-            state.leases.insert(lease.0, (Instant::now() + ttl, ttl));
-            let other = (lease, claim("other"));
-            state.take_over(Epoch(0), Some(&other)).unwrap();
-        }
+        elect(&disk, "other", lease);
         sleep(Duration::from_secs(5)).await;
         assert!(seat.pool().is_err());
         disk.state.lock().leases.remove(&lease.0);
         sleep(Duration::from_secs(5)).await;
         assert!(seat.pool().is_ok(), "nobody leads");
+        candidate.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_master_whose_lease_ends_before_its_term_begins_reports_this_reason() {
+        let disk = disk(true);
+        let (seat, candidate) = stand(&disk);
+        while !disk.is_led() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        // Its first append waits for room, so the term does not begin.
+        disk.fill(Duration::from_secs(60));
+        let lease = disk.state.lock().leader().unwrap().lease;
+        disk.state.lock().leases.remove(&lease.0);
+        let failed = async {
+            loop {
+                let reason = seat.reason();
+                if reason.contains("next try in") {
+                    return reason;
+                }
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let reason = timeout(Duration::from_secs(30), failed).await.unwrap();
+        assert!(reason.contains("etcd no longer knows"), "{reason}");
+        candidate.abort();
+    }
+
+    /// A load may take minutes. Clients that ask this master must still find the leader.
+    #[tokio::test(start_paused = true)]
+    async fn a_master_that_cannot_load_yet_names_each_leader() {
+        let disk = disk(true);
+        let lease = LeaseId(1_000);
+        let epoch = elect(&disk, "first", lease);
+        let damaged = Bytes::from_static(b"no group");
+        let appended = disk.state.lock().append(true, epoch, LogSeq(1), damaged);
+        appended.unwrap();
+        let (seat, candidate) = stand(&disk);
+        sleep(Duration::from_secs(5)).await;
+        assert_eq!(seat.known().leader, "http://first:1");
+        // By now this master waits for half a minute until its next attempt.
+        sleep(Duration::from_secs(25)).await;
+        disk.state.lock().leases.remove(&lease.0);
+        let next = elect(&disk, "next", LeaseId(2_000));
+        // The watch may be 3 s late.
+        sleep(Duration::from_secs(6)).await;
+        let known = seat.known();
+        assert_eq!(
+            (known.leader.as_str(), known.epoch),
+            ("http://next:1", next)
+        );
+        let reason = seat.reason();
+        assert!(reason.contains("next try in"), "{reason}");
         candidate.abort();
     }
 }

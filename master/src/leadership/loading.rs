@@ -1,4 +1,4 @@
-//! Loads of the metadata. Memory never holds the metadata twice.
+//! Loads of the metadata. Memory never holds the metadata twice, and no load blocks the runtime.
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -12,8 +12,9 @@ pub(super) async fn anew<T, E>(
     load.await
 }
 
-/// Runs `load` on a blocking thread: a load computes for long without yielding. If this future is
-/// dropped, the load ends the next time that it waits for the store. `None`: the load panicked.
+/// Runs `load` on a blocking thread: a load computes for long without yielding, and a store may
+/// block its callers. If this future is dropped, the load ends the next time that it waits for the
+/// store. `None`: the load panicked, or the runtime shuts down.
 pub(super) async fn beside<T: Send + 'static>(
     load: impl Future<Output = T> + Send + 'static,
 ) -> Option<T> {

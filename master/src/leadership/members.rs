@@ -1,6 +1,6 @@
 //! The state of all masters of a cluster, and of their store.
 
-use super::{Report, Seat};
+use super::{Report, Seat, loading};
 use crate::store::etcd::LeaseId;
 use crate::store::{Claim, ElectionStore, MetadataStore, StoreError};
 use kvpool_proto as proto;
@@ -188,23 +188,20 @@ pub async fn report_alone(seat: Arc<Seat>, store: Arc<dyn MetadataStore>, http_a
     let mut last: Option<(Instant, proto::ClusterReply)> = None;
     loop {
         times.tick().await;
-        let known = seat.known();
-        let fresh = last.take().filter(|(at, _)| at.elapsed() < SELDOM);
-        let told = async {
-            if let Some(fresh) = fresh {
-                return Ok(fresh);
-            }
-            let mut told = describe(&*store, "embedded").await?;
-            told.store_bytes = store.size_on_disk().await?;
-            told.store_in_use_bytes = told.store_bytes;
-            Ok::<_, StoreError>((Instant::now(), told))
+        let told = match last.take().filter(|(at, _)| at.elapsed() < SELDOM) {
+            Some(fresh) => Ok(fresh),
+            None => match loading::beside(read_alone(Arc::clone(&store))).await {
+                Some(read) => read.map(|told| (Instant::now(), told)),
+                // The process ends.
+                None => return,
+            },
         };
-        match told.await {
+        match told {
             Ok((at, told)) => {
                 last = Some((at, told.clone()));
                 let (heard_nodes, heard_clients) = heard(&seat);
                 let own = proto::MasterMember {
-                    address: known.leader,
+                    address: seat.known().leader,
                     http_address: http_address.clone(),
                     heard_nodes,
                     heard_clients,
@@ -222,6 +219,15 @@ pub async fn report_alone(seat: Arc<Seat>, store: Arc<dyn MetadataStore>, http_a
             Err(error) => tracing::debug!(%error, "metadata store status not read"),
         }
     }
+}
+
+/// The state of the store of a standalone master. Its calls block their thread while an append to
+/// it waits for the disk.
+async fn read_alone(store: Arc<dyn MetadataStore>) -> Result<proto::ClusterReply, StoreError> {
+    let mut told = describe(&*store, "embedded").await?;
+    told.store_bytes = store.size_on_disk().await?;
+    told.store_in_use_bytes = told.store_bytes;
+    Ok(told)
 }
 
 async fn describe(

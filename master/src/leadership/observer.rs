@@ -17,7 +17,7 @@ pub(super) enum Leading {
     Unknown,
     /// No master leads.
     Nobody,
-    /// This master leads.
+    /// A master leads: this one or another.
     By(Leader),
 }
 

@@ -75,6 +75,15 @@ struct State {
     applied: LogSeq,
 }
 
+impl State {
+    fn name_leader(&mut self, leader: &str, epoch: Epoch) {
+        self.known = Known {
+            leader: leader.to_owned(),
+            epoch: epoch.max(self.known.epoch),
+        };
+    }
+}
+
 /// The seat of one kvmaster: its role in the cluster. The code behind the ports asks it, for each
 /// call or connection, for the pool that this master leads.
 pub struct Seat {
@@ -209,13 +218,16 @@ impl Seat {
         state.pool = Some(pool);
     }
 
-    /// Gives up the pool, if any, and returns it.
+    /// Gives up the pool, if any, and returns it. A leader of a later epoch stays known.
     pub fn step_down(&self, reason: impl Into<String>) -> Option<Arc<Pool>> {
         let mut state = self.state.write();
         state.reason = reason.into();
         state.waits_as = Role::Starting;
-        state.known.leader.clear();
         let pool = state.pool.take();
+        let epoch = state.known.epoch;
+        if pool.as_ref().is_none_or(|pool| epoch <= pool.epoch) {
+            state.known.leader.clear();
+        }
         drop(state);
         self.connections.end_present();
         pool
@@ -238,15 +250,17 @@ impl Seat {
     /// Records the leader. The latest known epoch never decreases.
     pub fn learn(&self, leader: &str, epoch: Epoch) {
         let mut state = self.state.write();
-        state.known = Known {
-            leader: leader.to_owned(),
-            epoch: epoch.max(state.known.epoch),
-        };
+        state.name_leader(leader, epoch);
         state.reason = if leader.is_empty() {
             "no master leads at the moment".to_owned()
         } else {
             format!("this master is a standby; {leader} leads")
         };
+    }
+
+    /// [`Seat::learn`] for a master that does not follow the log. The reason for that stays.
+    pub(super) fn learn_beside(&self, leader: &str, epoch: Epoch) {
+        self.state.write().name_leader(leader, epoch);
     }
 
     /// The last applied group of the log.
@@ -338,6 +352,34 @@ fn note_the_gone(members: &mut [proto::MasterMember], leader: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::BootClock;
+    use crate::store::{EmbeddedOptions, EmbeddedStore};
+
+    /// Clients of a replaced leader go to the next one at once.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_leader_that_steps_down_still_names_the_one_that_replaced_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let clock: Arc<dyn Clock> = Arc::new(BootClock);
+        let begun = Pool::start(
+            Config::default(),
+            Arc::new(store),
+            Arc::clone(&clock),
+            Arc::clone(&metrics),
+        );
+        let pool = begun.await.unwrap();
+        let seat = Seat::new(Config::default(), metrics, clock);
+        seat.lead(Arc::clone(&pool), "http://a:1");
+        assert!(seat.step_down("it is cut off").is_some());
+        assert_eq!(seat.known().leader, "", "this master leads no longer");
+        seat.lead(Arc::clone(&pool), "http://a:1");
+        seat.learn("http://b:1", Epoch(pool.epoch.0 + 1));
+        assert!(seat.step_down("another master was elected").is_some());
+        assert_eq!(seat.known().leader, "http://b:1");
+        assert_eq!(seat.reason(), "another master was elected");
+        pool.stop().await;
+    }
 
     #[test]
     fn a_leader_that_another_one_replaced_is_listed_as_gone() {

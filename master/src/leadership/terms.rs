@@ -14,7 +14,7 @@ use crate::store::{
 use crate::term::Term;
 use crate::workers::Workers;
 use kvpool_proto as proto;
-use kvpool_types::ClusterId;
+use kvpool_types::{ClusterId, Epoch};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
@@ -54,6 +54,8 @@ enum Failure {
     Start(#[from] StartError),
     #[error("the term did not begin within {}", humantime::format_duration(*.0))]
     Slow(Duration),
+    #[error("etcd no longer knows this master's lease")]
+    LeaseLost,
     #[error("a thread cannot be started: {0}")]
     Thread(#[from] std::io::Error),
     #[error("the thread that loads the metadata panicked")]
@@ -164,7 +166,7 @@ impl Run {
                     tokio::select! {
                         biased;
                         () = told(&mut stopped) => break,
-                        () = sleep(wait) => {}
+                        () = self.watching(sleep(wait)) => {}
                     }
                 }
             }
@@ -182,7 +184,7 @@ impl Run {
     /// Loads the metadata, follows the log, and campaigns whenever nobody leads. Returns after a
     /// won election, when the term has begun.
     async fn stand_by(&mut self) -> Result<(Elected, Arc<Pool>), Failure> {
-        let mut standby = self.load().await?;
+        let mut standby = self.watching(self.load()).await?;
         self.stand.seat.follow(standby.applied());
         let mut leading = self.observer.view();
         let mut groups = Groups::follow(&self.store, standby.applied());
@@ -273,16 +275,43 @@ impl Run {
         }
     }
 
+    /// Does `work`, which may take long. Meanwhile the seat names each leader, so that clients
+    /// find it.
+    async fn watching<T>(&self, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        let mut leading = self.observer.view();
+        loop {
+            if let Some((leader, epoch)) = self.named(&leading.borrow_and_update()) {
+                self.stand.seat.learn_beside(leader, epoch);
+            }
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                changed = leading.changed() => {
+                    // The observer lives as long as this task.
+                    let _changed = changed;
+                }
+            }
+        }
+    }
+
     /// Reports the leader to the seat. While this master leads, the seat changes only when this
     /// master's term ends.
     fn note(&self, leading: &Leading) {
+        if let Some((leader, epoch)) = self.named(leading) {
+            self.stand.seat.learn(leader, epoch);
+        }
+    }
+
+    /// The leader's address, empty for none, and the latest epoch. `None` while the store has not
+    /// answered. A master that leads no more does not name itself.
+    fn named<'l>(&self, leading: &'l Leading) -> Option<(&'l str, Epoch)> {
         match leading {
-            Leading::Unknown => {}
-            Leading::Nobody => {
-                let epoch = self.stand.seat.known().epoch;
-                self.stand.seat.learn("", epoch);
+            Leading::Unknown => None,
+            Leading::By(leader) if leader.claim.id != self.stand.claim.id => {
+                Some((leader.claim.address.as_str(), leader.epoch))
             }
-            Leading::By(leader) => self.stand.seat.learn(&leader.claim.address, leader.epoch),
+            Leading::By(_) | Leading::Nobody => Some(("", self.stand.seat.known().epoch)),
         }
     }
 
@@ -313,7 +342,7 @@ impl Run {
     /// Makes room in a full etcd, which grants no lease. A leader does this while it leads; without
     /// a leader, a candidate must.
     async fn make_room(&self) {
-        match self.store.maintain(kvpool_types::Epoch(0)).await {
+        match self.store.maintain(Epoch(0)).await {
             Ok(done) => tracing::info!(?done, "etcd full: maintenance done"),
             Err(error) => tracing::warn!(%error, "etcd full: maintenance failed"),
         }
@@ -363,7 +392,7 @@ impl Run {
             begun = timeout(backoff, self.promote(&elected, standby)) => {
                 begun.unwrap_or(Err(Failure::Slow(backoff)))
             }
-            () = elected.keeper.lost() => Err(Failure::Slow(backoff)),
+            () = elected.keeper.lost() => Err(Failure::LeaseLost),
         };
         match begun {
             Ok(pool) => {
@@ -429,9 +458,7 @@ impl Run {
             tokio::select! {
                 biased;
                 () = told(&mut stopped) => break "kvmaster is stopping".to_owned(),
-                () = elected.keeper.lost() => {
-                    break "etcd no longer knows this master's lease".to_owned();
-                }
+                () = elected.keeper.lost() => break Failure::LeaseLost.to_string(),
                 later = pool.superseded() => break match pool.give_way(later).await {
                     Ok(_) => format!("a node reported the later epoch {later}"),
                     Err(error) => format!("a node reported the later epoch {later}, and {error}"),

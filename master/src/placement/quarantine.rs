@@ -5,14 +5,17 @@
 //!                                 (journal)        (delayed)      (tickets)
 //! ```
 //!
-//! An extent that stays longer than `STUCK_AFTER` is *stuck*: a process holds it, a lease runs, or
-//! its node is silent. Eviction counts quarantined extents as future free space, except stuck ones.
+//! An extent is *stuck* once its node has been asked to fence it for `STUCK_AFTER`: a process holds
+//! it, or the node is silent. An extent with a longer lease is stuck from the start, until the lease
+//! ends. Eviction counts quarantined extents as future free space, except stuck ones. An extent
+//! whose record is not durable yet counts as free too, however slow the log is.
 //!
 //! Small neighbours that are freed together are fenced together, as one range under the highest of
 //! their grants. A later grant on them is given after all of these grants, so its number is higher.
 //! A run is short, so that one reader delays few other extents.
 //!
-//! **Architecture Invariant:** a granted extent becomes free only through the quarantine.
+//! **Architecture Invariant:** within a term, a granted extent becomes free only through the
+//! quarantine.
 //!
 //! ADR 0004 says why every extent is freed by one rule, ADR 0017 how neighbours are fenced
 //! together.
@@ -32,7 +35,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The time within which an extent usually becomes free.
+/// The time within which a node usually fences an extent.
 const STUCK_AFTER: Duration = Duration::from_millis(100);
 
 /// The most bytes of neighbours that are fenced together.
@@ -54,7 +57,8 @@ pub struct Freed {
     pub before: GrantId,
     /// The end of the last lease on the extent.
     pub not_before: BootInstant,
-    /// The time at which the extent left the directory.
+    /// The time since which only the node's answer is missing. Before that: when the extent left the
+    /// directory.
     pub since: BootInstant,
     /// True for a stuck extent, which eviction does not count as future free space.
     pub stuck: bool,
@@ -233,6 +237,8 @@ impl Quarantine {
             if item.not_before > now {
                 delayed.insert(self.number(), item);
             } else {
+                // The append may have taken long. A slow log says nothing about the node.
+                item.since = now;
                 ready.push(item);
             }
         }

@@ -406,7 +406,11 @@ impl Pool {
             return 0;
         }
         for segment in &segments {
-            let freed = self.make_room_on(segment, wanted, runs, orders);
+            // Without any block that may leave, the search would be in vain.
+            let freed = match wanted.before {
+                WantedRoom::NO_BLOCK => 0,
+                _ => self.make_room_on(segment, wanted, runs, orders),
+            };
             // The oldest blocks of the node may lie on any of its segments.
             let made = runs.for_loads.get(&segment.id);
             let was_made = made.is_some_and(|made| made.comes(self.now()));

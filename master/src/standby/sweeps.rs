@@ -18,7 +18,8 @@ const LATEST: Duration = Duration::from_secs(30);
 /// The longest pause between two groups that counts as following. A longer pause counts as this long. The
 /// standby itself may have paused, and then receives groups that the leader logged long ago.
 const FOLLOWS: Duration = Duration::from_secs(1);
-/// The number of slots of a segment's table that one step examines.
+/// The number of slots of a segment's table, or of replicas, that one step examines. A standby takes one step for
+/// each group. While it drops the replicas of a large node, it must still follow the log and hear of elections.
 const STEP: u32 = 4096;
 
 /// The replicas to drop, and how long this standby has followed the log.
@@ -34,8 +35,8 @@ pub(super) struct Sweeps {
 /// Replicas to drop.
 #[derive(Debug)]
 enum Absent {
-    /// All replicas on this segment.
-    Segment(Arc<Segment>),
+    /// All replicas on this segment, from this slot of its table on.
+    Segment(Arc<Segment>, u32),
     /// Replicas that a load found on segments that were gone.
     Places(Vec<ReplicaStart>),
 }
@@ -43,7 +44,7 @@ enum Absent {
 impl Sweeps {
     /// Adds the replicas of a segment that is gone.
     pub(super) fn keep_segment(&mut self, segment: Arc<Segment>) {
-        let absent = Absent::Segment(segment);
+        let absent = Absent::Segment(segment, 0);
         self.waiting.push_back((self.followed, absent));
     }
 
@@ -61,48 +62,52 @@ impl Sweeps {
         self.last = now;
     }
 
-    fn due(&mut self) -> Option<Absent> {
+    fn due(&mut self) -> Option<(Duration, Absent)> {
         let (since, _) = self.waiting.front()?;
         let is_due = self.followed.saturating_sub(*since) >= LATEST;
-        is_due
-            .then(|| self.waiting.pop_front())
-            .flatten()
-            .map(|(_, absent)| absent)
+        is_due.then(|| self.waiting.pop_front()).flatten()
     }
 }
 
 impl Standby {
-    /// Drops the replicas that have waited for [`LATEST`].
+    /// Takes one step of dropping the replicas that have waited for [`LATEST`].
     pub(super) fn sweep(&mut self) {
         self.sweeps.follow(self.clock.now());
-        while let Some(absent) = self.sweeps.due() {
-            self.drop_absent(&absent);
+        if let Some((since, absent)) = self.sweeps.due()
+            && let Some(rest) = self.drop_step(absent)
+        {
+            self.sweeps.waiting.push_front((since, rest));
         }
     }
 
     /// Drops all of them, because the log has ended.
     pub(crate) fn sweep_all(&mut self) {
         while let Some((_, absent)) = self.sweeps.waiting.pop_front() {
-            self.drop_absent(&absent);
+            let mut left = Some(absent);
+            while let Some(absent) = left {
+                left = self.drop_step(absent);
+            }
         }
     }
 
-    fn drop_absent(&self, absent: &Absent) {
+    /// Drops some replicas, and returns the rest.
+    ///
+    /// A slot of the directory may have another block by now, also one that was put between two steps. That block
+    /// has no replica there, since no replica is added to a segment that is gone.
+    fn drop_step(&self, absent: Absent) -> Option<Absent> {
         match absent {
-            Absent::Segment(segment) => {
-                let mut place = Some(0);
-                while let Some(from) = place {
-                    let extents = || segment.extents();
-                    let id = segment.id;
-                    (_, place) = self.directory.drop_segment(id, extents, from, STEP, |_| {});
-                }
+            Absent::Segment(segment, from) => {
+                let extents = || segment.extents();
+                let id = segment.id;
+                let (_, next) = self.directory.drop_segment(id, extents, from, STEP, |_| {});
+                next.map(|next| Absent::Segment(segment, next))
             }
-            // A slot may have another block by now. That block has no replica there, since no replica is
-            // added to a segment that is gone.
-            Absent::Places(places) => {
-                for place in places {
-                    self.directory.drop_replica_at(place);
+            Absent::Places(mut places) => {
+                let step = places.len().saturating_sub(STEP as usize);
+                for place in places.split_off(step) {
+                    self.directory.drop_replica_at(&place);
                 }
+                (!places.is_empty()).then_some(Absent::Places(places))
             }
         }
     }

@@ -6,6 +6,7 @@ mod leased;
 mod moved;
 mod recorded;
 mod returned;
+mod swept;
 
 use super::*;
 use crate::clock::{BootInstant, ManualClock};

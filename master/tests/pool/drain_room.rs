@@ -227,6 +227,38 @@ async fn a_drain_evicts_the_oldest_blocks_of_its_target_on_whichever_segment_the
     }
 }
 
+/// The blocks on the first target were used later than the moved block, those on the other were not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_evicts_the_oldest_blocks_of_any_target() {
+    const MOVED: u8 = 200;
+    let directory = tempfile::tempdir().unwrap();
+    let config = full_and_patient(Duration::from_millis(10));
+    let (pool, _) = pool(directory.path(), config).await;
+    // Both targets are full. The one that joined first is tried first.
+    let b = join(&pool, "b", 2).await;
+    let c = join(&pool, "c", 3).await;
+    let newer = 0..BLOCKS_OF_NODE;
+    for number in BLOCKS_OF_NODE..2 * BLOCKS_OF_NODE {
+        let block = key(number);
+        let granted = reserve_with(&pool, &block, BLOCK, &on("c")).await.unwrap();
+        assert_eq!(commit(&pool, &block, BLOCK, granted).await, [Code::Ok]);
+    }
+    let _a = join(&pool, "a", 1).await;
+    put_on_a(&pool, &[MOVED]).await;
+    put_on_b(&pool, newer.clone()).await;
+    for full in [&b, &c] {
+        assert_eq!(used_on(&pool, &full.node), 4 * MIB);
+    }
+    let task = pool.drain_node(&NodeName("a".into()), false).await.unwrap();
+    let pull = c.next().await;
+    pool.pulled(&c.node, &[(pull.ticket, Code::Ok)]);
+    let ended = end(&pool, &task).await;
+    assert_eq!((ended.changed, ended.failed), (1, 0), "{ended:?}");
+    assert_eq!(holders(&pool, &key(MOVED)), ["c"]);
+    let there = only_on_b(&pool, newer.clone());
+    assert_eq!(there, newer.collect::<Vec<u8>>(), "a newer block left");
+}
+
 /// The target fences slowly. Its other blocks were used later than the moved ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_moved_block_waits_for_its_room_that_is_still_in_quarantine() {

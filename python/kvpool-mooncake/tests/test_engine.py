@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import hashlib
 import json
 import logging
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from kvpool._native import PeerEngine
 from mooncake import _engine_session
 from mooncake.engine import TransferEngine, TransferNotify, TransferOpcode
 
@@ -335,8 +337,6 @@ def test_closing_in_the_middle_of_a_transfer_takes_no_memory_away(monkeypatch, p
 
 
 def test_other_threads_run_while_close_waits_for_a_call(monkeypatch, peer) -> None:
-    """The call ends after `close`, and ends the session. That takes milliseconds here, so the test does not see
-    whether other threads run meanwhile."""
     engine = started(monkeypatch, KVPOOL_ENGINE_TIMEOUT="4")
     length = 64 * MIB
     there, here = peer.buffer(length, 1), local(engine, length, 2)
@@ -358,6 +358,64 @@ def test_other_threads_run_while_close_waits_for_a_call(monkeypatch, peer) -> No
         longest, last = max(longest, now - last), now
     # If a call kept the interpreter's lock, this thread would have stood still for as long as the call waits.
     assert codes == [-1] and longest < 1
+
+
+def listener_of(port: int) -> int:
+    """Returns this process's file descriptor that listens at a port."""
+    lines = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    listens = "0A"
+    inode = next(line[9] for line in lines if line[3] == listens and line[1].endswith(f":{port:04X}"))
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{number}") == f"socket:[{inode}]":
+                return int(number)
+    raise AssertionError(f"no file descriptor listens at port {port}")
+
+
+def runs_python_while_the_last_call_ends_the_session() -> bool:
+    """Closes an engine during a call of another thread, which then ends the session. Returns whether this thread
+    has run Python code between the end of the listener and the return of the call."""
+    engine = PeerEngine("127.0.0.1", 0, "ends", "")
+    # The end of the session waits for the thread of each connection.
+    callers = [PeerEngine("127.0.0.1", 0, "calls", "") for _ in range(8)]
+    for caller in callers:
+        assert caller.first_registered(f"127.0.0.1:{engine.port()}", 10.0) is None
+    listener = listener_of(engine.port())
+    # A call through it keeps the interpreter's lock. The module `fcntl` releases the lock.
+    libc = ctypes.PyDLL(None)
+    ended: list[bool] = []
+
+    def call(silent: str) -> None:
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            engine.first_registered(silent, 3.0)
+        ended.append(True)
+
+    has_run = False
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        calling = threading.Thread(target=call, args=(f"127.0.0.1:{silent.getsockname()[1]}",))
+        calling.start()
+        time.sleep(0.1)
+        # The call outlasts the 2 s that `close` waits for it.
+        assert not engine.close()
+        while not ended and not has_run:
+            if libc.fcntl(listener, fcntl.F_GETFD) >= 0:
+                time.sleep(1e-5)
+            else:
+                has_run = not ended
+        calling.join(10)
+    for caller in callers:
+        caller.close()
+    return has_run
+
+
+def test_other_threads_run_while_the_last_call_of_a_closed_engine_ends_the_session() -> None:
+    interval = sys.getswitchinterval()
+    # No thread loses the interpreter's lock before it releases the lock itself.
+    sys.setswitchinterval(30)
+    try:
+        assert any(runs_python_while_the_last_call_ends_the_session() for _ in range(3))
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_both_sides_write_to_each_other_from_eight_threads(engine, peer) -> None:

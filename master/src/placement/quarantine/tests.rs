@@ -167,6 +167,25 @@ fn a_run_that_takes_long_is_stuck_whole_and_freed_whole() {
     );
 }
 
+/// While the log was slow, eviction counted these extents as free. If they were stuck at once, a
+/// full pool would evict as much again.
+#[test]
+fn an_extent_whose_removal_took_long_to_log_is_not_stuck_at_once() {
+    let told = Told::new();
+    let node = Arc::clone(&told.segment.node);
+    let logged = NOW.after(STUCK_AFTER * 3);
+    told.quarantine
+        .take(vec![told.freed(0, 4 * KIB, Some(1))], logged);
+    told.quarantine.mark_stuck(&node, logged);
+    assert_eq!(told.segment.used_after_quarantine(), 0);
+    told.quarantine.mark_stuck(&node, logged.after(STUCK_AFTER));
+    assert_eq!(
+        told.segment.used_after_quarantine(),
+        4 * KIB,
+        "the node takes long"
+    );
+}
+
 #[test]
 fn only_stuck_extents_under_leases_count_as_future_room() {
     let told = Told::new();

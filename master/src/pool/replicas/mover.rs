@@ -323,7 +323,7 @@ impl Pool {
                 return Step::Busy;
             }
             let needs_none = || self.needs_none(wish, &readable, &holders);
-            return self.without_room(task, work, &found, targets.first(), needs_none);
+            return self.without_room(task, work, &found, &targets, needs_none);
         };
         if !self.has_versions() {
             segments.release(&[to]);
@@ -382,12 +382,12 @@ impl Pool {
         task: &Task,
         work: &Work,
         found: &Found,
-        target: Option<&Arc<StoreNode>>,
+        targets: &[Arc<StoreNode>],
         needs_none: impl Fn() -> bool,
     ) -> Step {
-        let step = match target.filter(|_| task.wish.evict) {
-            Some(target) => self.make_room(task, target, found),
-            None => {
+        let step = match task.wish.evict && !targets.is_empty() {
+            true => self.make_room(task, targets, found),
+            false => {
                 let why = "no target has free room".to_owned();
                 Step::Ended(Outcome::Failed(Code::Full, why))
             }
@@ -480,24 +480,40 @@ impl Pool {
         Ok(found.into_iter().map(|(_, node)| node).collect())
     }
 
-    /// Asks the evictor for room on a target. A block that is older than every block on the target
-    /// that could leave is not moved, unless it is hard-pinned. While leases keep every block
+    /// Asks the evictor for room on one of the targets. A block that is older than every block that
+    /// could leave the targets is not moved, unless it is hard-pinned. While leases keep every block
     /// there, a move waits: which block is the oldest is known only when the leases have ended.
-    fn make_room(&self, task: &Task, target: &Arc<StoreNode>, found: &Found) -> Step {
+    fn make_room(&self, task: &Task, targets: &[Arc<StoreNode>], found: &Found) -> Step {
         let (now, length) = (self.now(), found.moved.length);
         let first = self.directory.first_tick(now);
-        // The pool's next victim may lie on the node that is emptied, where it makes no room.
-        let here = self.replicas.next_victim(target, now);
-        let is_oldest = match first {
-            Some(first) => found.tick <= here.map_or(first, |here| first.max(here)),
+        let victim_of = |target: &StoreNode| self.replicas.next_victim(target, now);
+        // The pool's next victim may lie on the node that is emptied, or on another target. It makes
+        // no room here.
+        let is_oldest = |target: &StoreNode| match first {
+            Some(first) => found.tick <= victim_of(target).map_or(first, |here| first.max(here)),
             None => task.wish.change != Change::Move,
         };
         // The medium of the target takes the block at once, and the room serves the next one.
-        let passes = task.is_of_media() && self.takes_moved(target, &found.moved, found.tick);
-        if is_oldest && !found.moved.hard_pin && !passes {
+        let passes = |target: &Arc<StoreNode>| {
+            task.is_of_media() && self.takes_moved(target, &found.moved, found.tick)
+        };
+        let mut may_give = targets.iter().filter_map(|target| {
+            let passes = passes(target);
+            let may = found.moved.hard_pin || passes || !is_oldest(target);
+            may.then_some((target, passes))
+        });
+        // A target whose next victim is known to be older gives room for certain.
+        let chosen = match may_give.next() {
+            Some((target, false)) if !found.moved.hard_pin && victim_of(target).is_none() => {
+                let known = may_give.find(|(other, _)| victim_of(other).is_some());
+                Some(known.unwrap_or((target, false)))
+            }
+            chosen => chosen,
+        };
+        let Some((target, passes)) = chosen else {
             let why = "the targets are full of blocks that were used later".to_owned();
             return Step::Ended(Outcome::Failed(Code::Full, why));
-        }
+        };
         let Some(key) = target.segments().first().copied() else {
             return Step::Ended(Outcome::Failed(
                 Code::Full,
@@ -515,6 +531,13 @@ impl Pool {
             };
             let room = WantedRoom::new(target, length);
             self.want_room_on(key, WantedRoom { before, ..room });
+            // What is known of a target soon no longer holds. So all targets are asked together.
+            for other in targets {
+                let is_asked = Arc::ptr_eq(other, target) || victim_of(other).is_some();
+                if !is_asked && before < Tick::MAX {
+                    self.ask_next_victim(other, length);
+                }
+            }
             self.evictor_wake.wake();
         }
         // The blocks after this one are less recently used, and must not take its room.

@@ -129,6 +129,9 @@ pub(in crate::pool) struct WantedRoom {
 }
 
 impl WantedRoom {
+    /// No block was last used before this tick.
+    pub(in crate::pool) const NO_BLOCK: Tick = Tick(0);
+
     /// The room for one block.
     pub(in crate::pool) fn new(node: &Arc<StoreNode>, length: Length) -> Self {
         Self {
@@ -450,6 +453,18 @@ impl Pool {
         room.bytes = Length((room.bytes.0 + length.0).min(WINDOW));
         room.largest = room.largest.max(length);
         room.before = room.before.max(before);
+    }
+
+    /// Asks the evictor which block leaves a node next for a block of this length. No block leaves for this.
+    pub(in crate::pool) fn ask_next_victim(&self, node: &Arc<StoreNode>, length: Length) {
+        let Some(of) = node.segments().first().copied() else {
+            return;
+        };
+        let mut rooms = self.tiering.wanted_room.lock();
+        rooms.entry(of).or_insert_with(|| WantedRoom {
+            before: WantedRoom::NO_BLOCK,
+            ..WantedRoom::new(node, length)
+        });
     }
 
     /// Wakes the evictor if loads wait for room, or for a quota.

@@ -40,18 +40,21 @@ impl Survey {
         let cut = cut.unwrap_or_default();
         // A crash may come between a cut and the removal of the segments.
         let needed = found.iter().rposition(|s| s.header.first <= cut.next());
-        // The segment with the latest cut stays, because it may be the only record of that cut. The
-        // next cut removes it.
+        // The segment with the latest cut stays, because it may be the only record of that cut. So
+        // does the one with the latest epoch: a term that began on a full disk is recorded there
+        // only. The next cut removes them, and records both.
         let says = found.iter().rposition(|s| s.cut == cut);
-        let segments = found.split_off(needed.min(says).unwrap_or(0));
+        let epoch = found.iter().map(|segment| segment.epoch).max();
+        let epoch = epoch.unwrap_or_default();
+        let names = found.iter().rposition(|s| s.epoch == epoch);
+        let segments = found.split_off(needed.min(says).min(names).unwrap_or(0));
         check_order(directory, cut, &segments)?;
         for obsolete in found {
             std::fs::remove_file(&obsolete.path).map_err(io)?;
         }
-        let epoch = segments.iter().map(|segment| segment.epoch).max();
         Ok(Self {
             cut,
-            epoch: epoch.unwrap_or_default(),
+            epoch,
             segments,
             has_spare,
         })

@@ -1,6 +1,13 @@
 //! Missing files and files that cannot be removed: the effect on a start and on an open store.
 
 use super::*;
+use crate::clock::BootClock;
+use crate::config::Config;
+use crate::leadership::{Seat, report_alone};
+use crate::metrics::Metrics;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+use tokio::sync::oneshot;
 
 const BIG: usize = 3000;
 
@@ -63,6 +70,42 @@ async fn a_start_after_a_cut_keeps_the_segment_that_says_where_the_cut_is() {
     }
 }
 
+/// The next term with the same epoch could write beside an earlier one.
+#[tokio::test]
+async fn a_term_that_only_a_cut_segment_records_is_not_given_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, epoch) = begun(directory.path()).await;
+    let mut last = LogSeq(0);
+    let fits = || store.with(|open| Ok(open.log.active().fits(frame::Kind::Group, BIG as u64)));
+    while fits().unwrap() {
+        last = last.next();
+        store.append(epoch, last, group(last.0)).await.unwrap();
+    }
+    // As on a full disk, where the identity file cannot be written.
+    let full = Epoch(epoch.0 + 1);
+    let begun = store.with(|open| {
+        open.log.begin_epoch(full)?;
+        open.identity.epoch = full;
+        Ok(())
+    });
+    begun.unwrap();
+    store.truncate_log(full, last).await.unwrap();
+    // The head of the next segment records the cut, and no term.
+    store.make_room(BIG as u64).await.unwrap();
+    drop(store);
+    for start in 1..=3 {
+        let store = EmbeddedStore::open(&options(directory.path())).unwrap();
+        assert_eq!(store.epoch().await.unwrap(), full, "start {start}");
+    }
+    let store = EmbeddedStore::open(&options(directory.path())).unwrap();
+    let next = store.begin_epoch(Epoch(1)).await.unwrap();
+    assert_eq!(next, Epoch(full.0 + 1));
+    let big = Bytes::from(vec![1; BIG]);
+    store.append(next, last.next(), big.clone()).await.unwrap();
+    let groups = store.read_log(last, u64::MAX).await.unwrap();
+    assert_eq!(groups, [(last.next(), big)]);
+}
+
 #[tokio::test]
 async fn a_spare_that_is_missing_or_short_is_replaced_by_a_new_segment() {
     let directory = tempfile::tempdir().unwrap();
@@ -114,4 +157,43 @@ async fn a_directory_whose_parent_cannot_be_listed_is_opened() {
     std::fs::set_permissions(parent.path(), mode).unwrap();
     made.unwrap();
     opened.unwrap();
+}
+
+/// With one core, heartbeats run on the same thread as the report of the store's state.
+#[tokio::test]
+async fn a_disk_that_hangs_blocks_no_thread_of_the_runtime() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, _) = begun(directory.path()).await;
+    let store = Arc::new(store);
+    let (answers, answered) = mpsc::channel();
+    let (hangs, is_hanging) = oneshot::channel();
+    let of_disk = Arc::clone(&store);
+    let disk = std::thread::spawn(move || {
+        let _append = of_disk.open.lock();
+        hangs.send(()).unwrap();
+        // Without this end, the test would hang instead of fail.
+        answered.recv_timeout(Duration::from_secs(5)).is_ok()
+    });
+    is_hanging.await.unwrap();
+    let metrics = Arc::new(Metrics::new().unwrap());
+    let seat = Seat::new(Config::default(), metrics, Arc::new(BootClock));
+    let seat = Arc::new(seat);
+    let report = report_alone(Arc::clone(&seat), store, String::new());
+    let reporting = tokio::spawn(report);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    // The send fails if the disk has answered by itself.
+    let _late = answers.send(());
+    assert!(disk.join().unwrap(), "the report held the runtime's thread");
+    let reported = async {
+        while seat.describe().store.is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let reported = tokio::time::timeout(Duration::from_secs(30), reported).await;
+    assert_eq!(
+        reported,
+        Ok(()),
+        "the disk answers, and nothing is reported"
+    );
+    reporting.abort();
 }
