@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::runtime::Handle;
+use tokio::time::Instant;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Request, Status};
@@ -93,6 +94,7 @@ impl Tls {
 #[derive(Clone, Debug)]
 pub struct Client {
     inner: Arc<Inner>,
+    request_timeout: Duration,
 }
 
 #[derive(Debug)]
@@ -102,7 +104,6 @@ struct Inner {
     preferred: AtomicUsize,
     user: Option<(String, String)>,
     token: Mutex<Option<MetadataValue<Ascii>>>,
-    request_timeout: Duration,
     home: Handle,
 }
 
@@ -119,6 +120,8 @@ struct Connection {
     /// Counts the connections to this endpoint, so that two callers do not replace the same connection twice.
     number: u64,
     channel: Channel,
+    /// When this connection last had an answer.
+    answered: Option<Instant>,
 }
 
 /// The connection and token of one call.
@@ -192,10 +195,19 @@ impl Client {
                 preferred: AtomicUsize::new(0),
                 user: options.user.clone(),
                 token: Mutex::new(None),
-                request_timeout: options.request_timeout,
                 home,
             }),
+            request_timeout: options.request_timeout,
         })
+    }
+
+    /// The same client with another timeout of one call at one endpoint.
+    #[must_use]
+    pub fn within(&self, request_timeout: Duration) -> Self {
+        Self {
+            inner: Arc::clone(&self.inner),
+            request_timeout,
+        }
     }
 
     /// The endpoints, as they were configured.
@@ -204,7 +216,7 @@ impl Client {
     }
 
     pub(crate) fn request_timeout(&self) -> Duration {
-        self.inner.request_timeout
+        self.request_timeout
     }
 
     /// Calls the endpoint that answered last. A call that may be repeated then tries the other
@@ -214,8 +226,7 @@ impl Client {
         F: Fn(Link) -> Fut,
         Fut: Future<Output = Result<T, Status>>,
     {
-        self.call_within(repeat, self.inner.request_timeout, make)
-            .await
+        self.call_within(repeat, self.request_timeout, make).await
     }
 
     /// Like [`Client::call`], with another timeout for each endpoint.
@@ -266,6 +277,7 @@ impl Client {
         // Invariant: there is at least one slot, so the remainder names one.
         let slot = &self.inner.slots[index % self.inner.slots.len()];
         let (number, channel) = slot.connection();
+        let begun = Instant::now();
         let once = async {
             let token = self.token(&channel).await?;
             let answer = make(Link {
@@ -284,7 +296,10 @@ impl Client {
             }
         };
         match tokio::time::timeout(limit, once).await {
-            Ok(Ok(answer)) => Ok(answer),
+            Ok(Ok(answer)) => {
+                slot.note_answer(number);
+                Ok(answer)
+            }
             Ok(Err(status)) => Err(match Error::from(status) {
                 Error::Unavailable { reason } => {
                     Error::unavailable(format!("{}: {reason}", slot.address))
@@ -294,7 +309,7 @@ impl Client {
             Err(_) => {
                 // TCP detects a host that vanished without closing its sockets only after minutes. Other calls on
                 // this connection have deadlines of their own.
-                slot.renew(number, &self.inner.home);
+                slot.renew(number, begun, &self.inner.home);
                 Err(Error::unavailable(format!(
                     "{}: no answer within {limit:?}",
                     slot.address
@@ -382,6 +397,7 @@ impl Slot {
         let connection = Mutex::new(Connection {
             number: 0,
             channel: connect(&endpoint, home),
+            answered: None,
         });
         Ok(Self {
             address: address.to_owned(),
@@ -395,13 +411,24 @@ impl Slot {
         (connection.number, connection.channel.clone())
     }
 
-    /// Makes the next call open a new connection, unless another caller has replaced connection
-    /// `number` already.
-    fn renew(&self, number: u64, home: &Handle) {
+    fn note_answer(&self, number: u64) {
         let mut connection = self.connection.lock();
         if connection.number == number {
-            connection.number += 1;
-            connection.channel = connect(&self.endpoint, home);
+            connection.answered = Some(Instant::now());
+        }
+    }
+
+    /// Makes the next call open a new connection, unless another caller has replaced connection
+    /// `number` already, or the connection had an answer after `begun`: then only the call is slow.
+    fn renew(&self, number: u64, begun: Instant, home: &Handle) {
+        let mut connection = self.connection.lock();
+        let is_alive = connection.answered.is_some_and(|at| at > begun);
+        if connection.number == number && !is_alive {
+            *connection = Connection {
+                number: number + 1,
+                channel: connect(&self.endpoint, home),
+                answered: None,
+            };
         }
     }
 }

@@ -13,7 +13,8 @@ pub enum Error {
         /// The error of the last endpoint.
         reason: String,
     },
-    /// etcd has used up its space quota and accepts only deletions. Nothing was changed.
+    /// etcd has used up its space quota and accepts only deletions. A transaction may have been applied
+    /// nevertheless: etcd checks its quota again afterwards.
     #[error(
         "etcd has used up its space quota: raise --quota-backend-bytes, or compact, defragment and disarm"
     )]

@@ -59,8 +59,6 @@ pub struct Range {
     start: Bytes,
     end: Bytes,
     limit: i64,
-    revision: Revision,
-    descending: bool,
     keys_only: bool,
 }
 
@@ -87,8 +85,6 @@ impl Range {
             start,
             end,
             limit: 0,
-            revision: Revision(0),
-            descending: false,
             keys_only: false,
         }
     }
@@ -97,20 +93,6 @@ impl Range {
     #[must_use]
     pub fn limit(mut self, limit: u32) -> Self {
         self.limit = limit.into();
-        self
-    }
-
-    /// Reads the keys as of a revision.
-    #[must_use]
-    pub fn at(mut self, revision: Revision) -> Self {
-        self.revision = revision;
-        self
-    }
-
-    /// Returns the last key first.
-    #[must_use]
-    pub fn descending(mut self) -> Self {
-        self.descending = true;
         self
     }
 
@@ -135,19 +117,12 @@ impl Range {
     }
 
     fn request(self) -> generated::RangeRequest {
-        use generated::range_request::SortOrder;
-        let order = if self.descending {
-            SortOrder::Descend
-        } else {
-            SortOrder::None
-        };
         generated::RangeRequest {
             key: self.start,
             range_end: self.end,
             limit: self.limit,
-            revision: self.revision.0,
-            sort_order: order.into(),
             keys_only: self.keys_only,
+            ..generated::RangeRequest::default()
         }
     }
 

@@ -14,8 +14,8 @@ use tonic::{Status, Streaming};
 
 /// Interval of progress requests on a quiet watch.
 const PROBE: Duration = Duration::from_secs(1);
-/// A watch without a response for this long is broken.
-const SILENCE: Duration = Duration::from_secs(3);
+/// A watch is broken if etcd leaves progress requests without a response for this long.
+const SILENCE: Duration = Duration::from_secs(2);
 
 /// One change of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub enum Event {
 /// Which changes are watched.
 #[derive(Clone, Debug)]
 pub struct WatchOptions {
-    /// The keys; limit, order and revision of the range mean nothing here.
+    /// The keys. The limit of the range has no effect here.
     pub keys: Range,
     /// The first revision whose changes the watch reports.
     pub start: Revision,
@@ -43,8 +43,10 @@ pub struct Watch {
     requests: mpsc::Sender<generated::WatchRequest>,
     answers: Streaming<generated::WatchResponse>,
     events: VecDeque<Event>,
+    /// When the last response was taken.
     heard: Instant,
-    asked: Instant,
+    /// The first and the last progress request since that response.
+    asked: Option<(Instant, Instant)>,
 }
 
 impl Client {
@@ -84,13 +86,12 @@ impl Client {
                 }
             })
             .await?;
-        let now = Instant::now();
         let mut watch = Watch {
             requests,
             answers,
             events: VecDeque::new(),
-            heard: now,
-            asked: now,
+            heard: Instant::now(),
+            asked: None,
         };
         watch.take(first)?;
         Ok(watch)
@@ -104,32 +105,37 @@ impl Watch {
             if let Some(event) = self.events.pop_front() {
                 return Ok(event);
             }
-            let now = Instant::now();
-            let broken = self.heard + SILENCE;
-            if now >= broken {
-                return Err(Error::unavailable(format!(
-                    "no response on the watch within {SILENCE:?}"
-                )));
-            }
-            let probe = self.heard.max(self.asked) + PROBE;
-            if now >= probe {
-                // A full queue already holds a progress request.
-                let progress = watch_request::Request::Progress(generated::WatchProgressRequest {});
-                let _queued = self.requests.try_send(message(progress));
-                self.asked = now;
-                continue;
-            }
-            match tokio::time::timeout_at(probe.min(broken), self.answers.message()).await {
-                Ok(Ok(Some(answer))) => self.take(answer)?,
+            // The caller may not have waited for a long time. So only a request without a response counts as
+            // silence, and a response that has arrived is taken first, also after the deadline.
+            let probe = self.asked.map_or(self.heard, |(_, last)| last) + PROBE;
+            let broken = self.asked.map(|(first, _)| first + SILENCE);
+            let until = broken.map_or(probe, |broken| broken.min(probe));
+            match tokio::time::timeout_at(until, self.answers.message()).await {
+                Ok(Ok(Some(answer))) => {
+                    self.take(answer)?;
+                    continue;
+                }
                 Ok(Ok(None)) => return Err(Error::unavailable("etcd closed the watch")),
                 Ok(Err(status)) => return Err(status.into()),
                 Err(_) => {}
             }
+            let now = Instant::now();
+            if broken.is_some_and(|broken| now >= broken) {
+                return Err(Error::unavailable(format!(
+                    "no response on the watch within {SILENCE:?}"
+                )));
+            }
+            // A full queue already holds a progress request.
+            let progress = watch_request::Request::Progress(generated::WatchProgressRequest {});
+            let _queued = self.requests.try_send(message(progress));
+            let first = self.asked.map_or(now, |(first, _)| first);
+            self.asked = Some((first, now));
         }
     }
 
     fn take(&mut self, answer: generated::WatchResponse) -> Result<(), Error> {
         self.heard = Instant::now();
+        self.asked = None;
         if answer.compact_revision > 0 {
             return Err(Error::Compacted);
         }

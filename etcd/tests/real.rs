@@ -129,6 +129,38 @@ async fn a_watch_tells_every_change_in_order_and_a_quiet_one_stays_open() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_pause_of_the_caller_does_not_break_its_watch() {
+    let directory = tempfile::tempdir().unwrap();
+    let etcd = started!(
+        "a_pause_of_the_caller_does_not_break_its_watch",
+        Etcd::start(directory.path())
+    );
+    let client = etcd.client().unwrap();
+    let start = client.put("k", "0", None).await.unwrap();
+    let options = WatchOptions {
+        keys: Range::key("k"),
+        start,
+        puts_only: true,
+    };
+    let mut watch = client.watch(&options).await.unwrap();
+    watch.next().await.unwrap();
+    // Longer than etcd may leave progress requests without a response.
+    let pause = Duration::from_secs(4);
+    for value in ["1", "2"] {
+        let asks = tokio::time::timeout(Duration::from_millis(1100), watch.next());
+        assert!(asks.await.is_err(), "something came out of nothing");
+        client.put("k", value, None).await.unwrap();
+        tokio::time::sleep(pause).await;
+        let Event::Put(kv) = watch.next().await.unwrap() else {
+            panic!("nothing was deleted");
+        };
+        assert_eq!(kv.value, value);
+        // Nothing arrived meanwhile.
+        tokio::time::sleep(pause).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_watch_from_before_the_history_says_so_and_one_on_a_paused_server_breaks() {
     let directory = tempfile::tempdir().unwrap();
     let etcd = started!(

@@ -102,6 +102,8 @@ use tokio::sync::Notify;
 
 /// How long a new term delays its answers until the nodes of the last term return.
 const NODE_RETURN_WAIT: Duration = Duration::from_secs(2);
+/// A store that takes no write for this long is reported. A new leader of etcd takes less.
+const STALL_TOLD: Duration = Duration::from_secs(5);
 
 /// The location of a replica, and its block's version. A new block may be at this location before
 /// the node has re-verified the replica.
@@ -323,6 +325,15 @@ impl Pool {
     /// An error while the log takes no records, because the store is full. Gets continue.
     pub fn has_room(&self) -> Result<(), crate::store::JournalError> {
         self.journal().has_room()
+    }
+
+    /// Why the store has taken no write for [`STALL_TOLD`]. Puts wait meanwhile, and gets continue.
+    pub fn stalled(&self) -> Option<String> {
+        let stalled = self.store.stalled()?;
+        (stalled.waited >= STALL_TOLD).then(|| {
+            let seconds = stalled.waited.as_secs();
+            format!("no write has succeeded for {seconds} s: {}", stalled.reason)
+        })
     }
 
     /// False while the store would refuse a record, or would wait for space. A load, a store or a

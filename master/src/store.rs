@@ -40,6 +40,7 @@ use bytes::Bytes;
 use kvpool_types::{ClusterId, Epoch};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
 /// The position of a group in the log. The first group has 1; 0 is the position before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -85,6 +86,17 @@ pub struct LogSpan {
     pub cut: LogSeq,
     /// The position of the last durable group.
     pub last: LogSeq,
+}
+
+/// Why writes to a store wait.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stalled {
+    /// How long writes have failed without a success in between.
+    pub waited: Duration,
+    /// Whether the store is full. [`ElectionStore::maintain`] then tries to make space.
+    pub no_space: bool,
+    /// The store's last error.
+    pub reason: String,
 }
 
 /// For each shard with a snapshot: the snapshot's position and bytes.
@@ -143,6 +155,11 @@ pub trait MetadataStore: Send + Sync + 'static {
     /// True while an append waits until the store has space again. Later appends wait behind it.
     fn is_full(&self) -> bool {
         false
+    }
+
+    /// Why writes of this process wait; `None` while they do not.
+    fn stalled(&self) -> Option<Stalled> {
+        None
     }
 
     /// The positions in the log.

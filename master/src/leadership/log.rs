@@ -8,10 +8,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 /// The number of groups that may wait to be applied.
 const GROUPS: usize = 64;
+/// How long the log may be unreadable before a warning.
+const TELL_AFTER: Duration = Duration::from_secs(5);
+/// Failures with a longer time between them belong to different outages.
+const OUTAGE_GAP: Duration = Duration::from_secs(60);
 /// The interval at which the task asks the store for the log's cut.
 const CUT_POLL: Duration = Duration::from_secs(10);
 
@@ -33,8 +37,9 @@ impl Groups {
         let (sender, groups) = mpsc::channel(GROUPS);
         let task = tokio::spawn(async move {
             let mut after = after;
+            let mut outage = Outage::default();
             loop {
-                let error = match follow(&*store, &mut after, &sender).await {
+                let error = match follow(&*store, &mut after, &sender, &mut outage).await {
                     Ok(()) => return,
                     Err(error) => error,
                 };
@@ -43,7 +48,7 @@ impl Groups {
                     let _left = sender.send(Err(error)).await;
                     return;
                 }
-                tracing::debug!(%error, "log watch failed, retrying");
+                outage.failed(&error);
                 sleep(RETRY).await;
             }
         });
@@ -89,13 +94,60 @@ async fn follow(
     store: &dyn ElectionStore,
     after: &mut LogSeq,
     sender: &mpsc::Sender<Result<(LogSeq, Bytes), StoreError>>,
+    outage: &mut Outage,
 ) -> Result<(), StoreError> {
     let mut log = store.groups(*after).await?;
     loop {
-        let (seq, group) = log.next().await?;
-        *after = seq;
-        if sender.send(Ok((seq, group))).await.is_err() {
-            return Ok(());
+        match log.next().await {
+            Ok((seq, group)) => {
+                outage.ended();
+                *after = seq;
+                if sender.send(Ok((seq, group))).await.is_err() {
+                    return Ok(());
+                }
+            }
+            // The same watch goes on: it has learned how much a slow store can answer in time.
+            Err(error @ StoreError::Unavailable { .. }) => {
+                outage.failed(&error);
+                sleep(RETRY).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// A time in which the log cannot be read, and what was said about it.
+#[derive(Debug, Default)]
+struct Outage {
+    /// The first and the last failure.
+    failures: Option<(Instant, Instant)>,
+    is_told: bool,
+}
+
+impl Outage {
+    /// Notes a failure. The first one after [`TELL_AFTER`] is a warning.
+    fn failed(&mut self, error: &StoreError) {
+        let now = Instant::now();
+        let began = match self.failures {
+            Some((first, last)) if now.duration_since(last) < OUTAGE_GAP => first,
+            _ => {
+                self.is_told = false;
+                now
+            }
+        };
+        self.failures = Some((began, now));
+        if self.is_told || now.duration_since(began) < TELL_AFTER {
+            tracing::debug!(%error, "metadata log not read, trying again");
+            return;
+        }
+        self.is_told = true;
+        tracing::warn!(%error, "the metadata log cannot be read: this master does not follow it; trying again");
+    }
+
+    /// A group was read.
+    fn ended(&mut self) {
+        if self.failures.take().is_some() && std::mem::take(&mut self.is_told) {
+            tracing::info!("the metadata log is read again");
         }
     }
 }

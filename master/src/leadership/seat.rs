@@ -313,6 +313,12 @@ impl Seat {
         {
             store.alarms.push(full.told());
         }
+        // An etcd that is full says so itself.
+        if let Some(stalled) = pool.as_ref().and_then(|pool| pool.stalled())
+            && store.alarms.is_empty()
+        {
+            store.alarms.push(stalled);
+        }
         note_the_gone(&mut members, &known.leader);
         let role = self.role();
         let left = pool.as_ref().and_then(|pool| pool.term_left());

@@ -163,7 +163,7 @@ fn masters(overview: &Overview, alerts: &mut Vec<Alert>) {
     }
     for alarm in &overview.store_alarms {
         let message = format!(
-            "The metadata store raises an alarm: {alarm}. Puts fail while it lasts. Free room for the store"
+            "The metadata store raises an alarm: {alarm}. Puts wait or fail while it lasts. Mend the store"
         );
         let metric = "kvpool_master_store_alarms";
         add(

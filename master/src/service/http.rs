@@ -27,7 +27,8 @@ impl Health for SeatHealth {
             Role::Leader => self.healthy().and_then(|()| {
                 let pool = self.0.pool();
                 pool.map_or(Ok(()), |pool| {
-                    pool.has_room().map_err(|error| error.to_string())
+                    pool.has_room().map_err(|error| error.to_string())?;
+                    pool.stalled().map_or(Ok(()), Err)
                 })
             }),
             Role::Standby => Ok(()),

@@ -13,7 +13,7 @@
 //! * `write` has the fenced transaction. While its outcome is unknown, the store repeats it until the term is
 //!   abandoned. Every transaction is idempotent.
 //! * `log`, `snapshots`: the log and the snapshots. `election`: leases, the leader, the members.
-//! * `follow`: the log as it grows, for a standby. `maintenance`: keeps etcd small.
+//! * `follow`: the log as it grows, for a standby. `maintenance`: keeps etcd small. `patience`: the time limits of calls.
 //!
 //! **Architecture Invariant:** no write of a term takes effect after another term has begun. An
 //! acknowledged group is in the log exactly once.
@@ -23,6 +23,7 @@ mod follow;
 mod keys;
 mod log;
 mod maintenance;
+mod patience;
 mod snapshots;
 mod write;
 
@@ -32,10 +33,10 @@ pub use kvpool_etcd::Tls as TlsOptions;
 pub use kvpool_etcd::kv::Revision;
 pub use kvpool_etcd::lease::LeaseId;
 pub use maintenance::{Maintained, Usage};
-pub use write::Stalled;
 
 use super::{
-    LogSeq, LogSpan, MetadataStore, OpenError, ShardIndex, Snapshot, SnapshotPositions, StoreError,
+    LogSeq, LogSpan, MetadataStore, OpenError, ShardIndex, Snapshot, SnapshotPositions, Stalled,
+    StoreError,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -45,6 +46,7 @@ use kvpool_etcd::kv::{Compare, Op, Range, Txn};
 use kvpool_etcd::{Client, Error, discover};
 use kvpool_types::{ClusterId, Epoch};
 use parking_lot::Mutex;
+use patience::Patience;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -131,6 +133,8 @@ pub struct EtcdStore {
     /// The last term that this process began.
     standing: Mutex<Option<election::Standing>>,
     stall: Mutex<Option<write::Stall>>,
+    /// The time limit of writes.
+    patience: Mutex<Patience>,
     /// The number of writes that wait until etcd has space.
     space_waits: AtomicUsize,
     /// The bytes that this process has put.
@@ -219,6 +223,10 @@ impl EtcdStore {
             stop: watch::Sender::new(write::Stop::default()),
             standing: Mutex::new(None),
             stall: Mutex::new(None),
+            patience: Mutex::new(Patience::new(
+                options.request_timeout,
+                options.endpoints.len(),
+            )),
             space_waits: AtomicUsize::new(0),
             written: AtomicU64::new(0),
             snapshots: tokio::sync::Mutex::default(),
@@ -321,6 +329,11 @@ impl MetadataStore for EtcdStore {
 
     fn is_full(&self) -> bool {
         self.space_waits.load(Ordering::Acquire) > 0
+    }
+
+    fn stalled(&self) -> Option<Stalled> {
+        let stall = self.stall.lock();
+        stall.as_ref().map(write::Stall::describe)
     }
 
     async fn log_span(&self) -> Result<LogSpan, StoreError> {

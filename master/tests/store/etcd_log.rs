@@ -206,7 +206,7 @@ async fn an_append_whose_answer_is_lost_is_applied_once() {
         if round % 2 == 0 {
             etcd.pause().unwrap();
             tokio::time::sleep(Duration::from_millis(2300)).await;
-            assert!(store.health().is_some(), "a stall is told");
+            assert!(store.stalled().is_some(), "a stall is told");
             etcd.resume().unwrap();
         } else {
             etcd.kill().unwrap();
@@ -215,7 +215,7 @@ async fn an_append_whose_answer_is_lost_is_applied_once() {
         }
     }
     let last = writer.stop().await;
-    assert!(store.health().is_none());
+    assert!(store.stalled().is_none());
     crate::etcd::assert_log(&store, last).await;
 }
 
@@ -371,9 +371,9 @@ async fn a_full_etcd_stalls_appends_until_maintenance_made_room() {
     let limit = Instant::now() + Duration::from_secs(100);
     let mut was_full = false;
     while !writer.is_finished() {
-        assert!(Instant::now() < limit, "{:?}", store.health());
+        assert!(Instant::now() < limit, "{:?}", store.stalled());
         tokio::time::sleep(Duration::from_secs(1)).await;
-        if !store.health().is_some_and(|stalled| stalled.no_space) {
+        if !store.stalled().is_some_and(|stalled| stalled.no_space) {
             continue;
         }
         let last = store.log_span().await.unwrap().last;
@@ -400,7 +400,7 @@ async fn a_full_etcd_stalls_appends_until_maintenance_made_room() {
     writer.await.unwrap().unwrap();
     assert!(was_full, "the quota was never reached");
     assert!(!store.is_full());
-    assert!(store.health().is_none());
+    assert!(store.stalled().is_none());
     let last = store.log_span().await.unwrap().last;
     assert_eq!(last, LogSeq(30));
     store

@@ -9,6 +9,7 @@ mod embedded;
 mod etcd_election;
 mod etcd_log;
 mod etcd_members;
+mod etcd_slow;
 mod etcd_speed;
 mod kill;
 mod recovery;

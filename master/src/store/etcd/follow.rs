@@ -2,6 +2,7 @@
 
 use super::keys::Keys;
 use super::log::{ReadSize, group, position, seq_of};
+use super::patience::Patience;
 use super::{EtcdStore, Revision};
 use crate::store::{Groups, LogSeq, StoreError};
 use async_trait::async_trait;
@@ -10,10 +11,11 @@ use kvpool_etcd::kv::{KeyValue, Op, Range, Txn};
 use kvpool_etcd::watch::{Event, Watch, WatchOptions};
 use kvpool_etcd::{Client, Error};
 use std::collections::VecDeque;
+use tokio::time::Instant;
 
 impl EtcdStore {
     /// Follows the log after position `after`. The watch fails if a group is cut before it was
-    /// delivered.
+    /// delivered. If etcd does not answer now, the watch reads the log at its first call.
     pub async fn follow(&self, after: LogSeq) -> Result<LogWatch, StoreError> {
         self.check_open()?;
         let mut follow = LogWatch {
@@ -23,9 +25,13 @@ impl EtcdStore {
             found: VecDeque::new(),
             source: Source::Read,
             size: ReadSize::new(),
+            // Each call tries all endpoints.
+            patience: Patience::new(self.options.request_timeout, 1),
         };
-        follow.read().await?;
-        Ok(follow)
+        match follow.read().await {
+            Ok(()) | Err(StoreError::Unavailable { .. }) => Ok(follow),
+            Err(error) => Err(error),
+        }
     }
 }
 
@@ -40,6 +46,7 @@ pub struct LogWatch {
     found: VecDeque<KeyValue>,
     source: Source,
     size: ReadSize,
+    patience: Patience,
 }
 
 /// The source of further groups.
@@ -69,7 +76,13 @@ impl LogWatch {
                 }
                 if seq == self.next {
                     let value = found.value.clone();
-                    if let Some(group) = group(&self.client, &self.keys, seq, value).await? {
+                    let client = self.patience.of(&self.client);
+                    let begun = Instant::now();
+                    let read = group(&client, &self.keys, seq, value).await;
+                    if let Err(StoreError::Unavailable { .. }) = read {
+                        self.patience.failed(begun.elapsed());
+                    }
+                    if let Some(group) = read? {
                         self.found.pop_front();
                         self.next = seq.next();
                         return Ok((seq, group));
@@ -92,11 +105,19 @@ impl LogWatch {
                     start: revision.next(),
                     puts_only: true,
                 };
-                match self.client.watch(&options).await {
-                    Ok(watch) => self.source = Source::Watch(Box::new(watch)),
-                    Err(error) => return self.broken(error),
+                let client = self.patience.of(&self.client);
+                let begun = Instant::now();
+                match client.watch(&options).await {
+                    Ok(watch) => {
+                        self.patience.answered(begun.elapsed());
+                        self.source = Source::Watch(Box::new(watch));
+                        Ok(())
+                    }
+                    Err(error) => {
+                        self.patience.failed(begun.elapsed());
+                        self.broken(error)
+                    }
                 }
-                Ok(())
             }
             Source::Watch(watch) => match watch.next().await {
                 Ok(Event::Put(found)) => {
@@ -119,7 +140,8 @@ impl LogWatch {
         }
     }
 
-    /// Reads further from `next`, and changes to watching at the end of the log.
+    /// Reads further from `next`, and changes to watching at the end of the log. After a read without an answer the
+    /// next one has a longer limit and fewer groups.
     async fn read(&mut self) -> Result<(), StoreError> {
         let groups = self.keys.log_from(self.next).limit(self.size.groups());
         let first = self.keys.log_from(LogSeq(0)).limit(1).keys_only();
@@ -127,7 +149,16 @@ impl LogWatch {
             .then(Op::get(groups))
             .then(Op::get(Range::key(self.keys.last())))
             .then(Op::get(first));
-        let read = self.client.txn_repeatable(read).await?;
+        let begun = Instant::now();
+        let read = self.patience.of(&self.client).txn_repeatable(read).await;
+        match &read {
+            Err(Error::Unavailable { .. }) => {
+                self.patience.failed(begun.elapsed());
+                self.size.shrink();
+            }
+            _ => self.patience.answered(begun.elapsed()),
+        }
+        let read = read?;
         let last = position(read.get(1))?;
         let cut = match read.get(2) {
             Some(first) => LogSeq(seq_of(&self.keys, first)?.0.saturating_sub(1)),

@@ -5,8 +5,8 @@ use super::write::{WhenFull, Written, settled};
 use super::{EtcdStore, STEP_BYTES};
 use crate::store::{LogSeq, LogSpan, StoreError};
 use bytes::{Bytes, BytesMut};
-use kvpool_etcd::Client;
 use kvpool_etcd::kv::{Compare, KeyValue, Op, Range, Txn};
+use kvpool_etcd::{Client, Error};
 use kvpool_types::Epoch;
 
 /// The most groups that one transaction deletes.
@@ -132,10 +132,18 @@ pub(super) async fn group(
     };
     let mut group = BytesMut::new();
     let mut number = 0;
+    let mut most = READ_PIECES;
     while number < count {
-        let end = number.saturating_add(READ_PIECES).min(count);
+        let end = number.saturating_add(most).min(count);
         let range = Range::between(keys.piece(seq, number), keys.piece(seq, end));
-        let pieces = client.range(range).await?.kvs;
+        let pieces = match client.range(range).await {
+            // Fewer pieces may arrive in time.
+            Err(Error::Unavailable { .. }) if most > 1 => {
+                most = 1;
+                continue;
+            }
+            read => read?.kvs,
+        };
         if pieces.len() as u64 != u64::from(end - number) {
             // The pieces are deleted together with the group's own key.
             return match client.get(keys.log(seq)).await? {

@@ -10,6 +10,7 @@ use super::write::{Term, WhenFull, Written, settled};
 use super::{EtcdStore, STEP_BYTES, STEP_KEYS};
 use crate::store::{LogSeq, LogSpan, ShardIndex, Snapshot, SnapshotPositions, StoreError};
 use bytes::Bytes;
+use kvpool_etcd::Error;
 use kvpool_etcd::kv::{Compare, Op};
 use kvpool_types::Epoch;
 
@@ -171,11 +172,19 @@ impl EtcdStore {
         pointer: Pointer,
     ) -> Result<Option<Vec<Bytes>>, StoreError> {
         let mut parts = Vec::new();
+        let mut most = READ_PIECES;
         while let Ok(number) = u32::try_from(parts.len())
             && number < pointer.parts
         {
             let range = self.keys.parts_from(shard, pointer.generation, number);
-            let read = self.client.range(range.limit(READ_PIECES)).await?.kvs;
+            let read = match self.client.range(range.limit(most)).await {
+                // Fewer parts may arrive in time.
+                Err(Error::Unavailable { .. }) if most > 1 => {
+                    most = 1;
+                    continue;
+                }
+                read => read?.kvs,
+            };
             if read.is_empty() {
                 return Ok(None);
             }

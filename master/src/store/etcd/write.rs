@@ -2,12 +2,11 @@
 
 use super::keys::{corrupt, from_decimal};
 use super::{BACKOFF, EtcdStore};
-use crate::store::StoreError;
+use crate::store::{Stalled, StoreError};
 use kvpool_etcd::Error;
 use kvpool_etcd::kv::{Compare, KeyValue, Op, Outcome, Range, Revision, Txn};
 use kvpool_types::Epoch;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 use tokio::time::Instant;
 
 /// A term in the form that transactions compare.
@@ -33,15 +32,14 @@ pub(super) struct Stall {
     error: Error,
 }
 
-/// Why writes wait, in words.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stalled {
-    /// How long writes have failed without a success in between.
-    pub waited: Duration,
-    /// Whether etcd is full. [`EtcdStore::maintain`] then tries to make space.
-    pub no_space: bool,
-    /// The last error of etcd.
-    pub reason: String,
+impl Stall {
+    pub(super) fn describe(&self) -> Stalled {
+        Stalled {
+            waited: self.since.elapsed(),
+            no_space: self.error == Error::NoSpace,
+            reason: self.error.to_string(),
+        }
+    }
 }
 
 /// A write that waits until etcd has space, counted until it is dropped.
@@ -102,16 +100,6 @@ impl EtcdStore {
     pub fn abandon(&self, epoch: Epoch) {
         self.stop
             .send_modify(|stop| stop.abandoned = stop.abandoned.max(epoch));
-    }
-
-    /// Why writes wait; `None` while they do not.
-    pub fn health(&self) -> Option<Stalled> {
-        let stall = self.stall.lock();
-        stall.as_ref().map(|stall| Stalled {
-            waited: stall.since.elapsed(),
-            no_space: stall.error == Error::NoSpace,
-            reason: stall.error.to_string(),
-        })
     }
 
     pub(super) fn check_open(&self) -> Result<(), StoreError> {
@@ -175,7 +163,13 @@ impl EtcdStore {
         let mut waits_for_space = None;
         loop {
             let tried = async {
-                let outcome = self.client.txn(txn.clone()).await;
+                let client = self.patience.lock().of(&self.client);
+                let begun = Instant::now();
+                let outcome = client.txn(txn.clone()).await;
+                match &outcome {
+                    Err(Error::Unavailable { .. }) => self.patience.lock().failed(begun.elapsed()),
+                    _ => self.patience.lock().answered(begun.elapsed()),
+                }
                 if let Err(error) = &outcome {
                     self.stalled(error);
                     if *error == Error::NoSpace && when_full == WhenFull::Wait {
@@ -213,7 +207,8 @@ impl EtcdStore {
                 // etcd checks its quota again after it has applied a transaction. So it may answer "no space" to
                 // a transaction that it has applied.
                 Err(Error::Unavailable { .. } | Error::NoSpace) => uncertain = true,
-                // etcd refused the transaction without effect, because its users are being changed.
+                // etcd refused the transaction without effect. Its users are being changed, or it is damaged, or its
+                // settings do not fit. The stall tells the reason until an operator has mended it.
                 Err(_) => {}
             }
         }
@@ -244,13 +239,13 @@ impl EtcdStore {
 
     fn stalled(&self, error: &Error) {
         let mut stall = self.stall.lock();
-        let since = match &*stall {
-            Some(stall) => stall.since,
-            None => {
-                tracing::warn!(%error, "etcd does not take a write; trying again");
-                Instant::now()
-            }
-        };
+        let is_other = |stall: &Stall| !error.is_retryable() && stall.error != *error;
+        if stall.as_ref().is_none_or(is_other) {
+            tracing::warn!(%error, "etcd does not take a write; trying again");
+        }
+        let since = stall
+            .as_ref()
+            .map_or_else(Instant::now, |stall| stall.since);
         *stall = Some(Stall {
             since,
             error: error.clone(),
