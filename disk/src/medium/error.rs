@@ -82,14 +82,6 @@ pub enum Invalid {
     /// The length is 0 or over [`Length::MAX_BLOCK`](kvpool_types::Length::MAX_BLOCK).
     #[error("no block of {0} bytes can be stored")]
     Length(u64),
-    /// The range is empty or ends after the block.
-    #[error("the range {start}..{end} is not inside the block")]
-    Range {
-        /// The first byte.
-        start: u64,
-        /// The byte after the last.
-        end: u64,
-    },
     /// The extent is not aligned to a granule, or not inside the medium's data.
     #[error("no extent can lie at {0}")]
     Place(u64),

@@ -7,7 +7,7 @@ use kvpool_disk::medium::{
     Arrival, Expected, Landing, Loaded, Order as StoreNumber, Staged, Stamp, StoreError, Wanted,
     Wrong,
 };
-use kvpool_disk::medium::{Invalid, Medium, Room};
+use kvpool_disk::medium::{Invalid, Medium};
 use kvpool_disk::{Buffer, IoError};
 use kvpool_proto::{self as proto, node_message::Body as ToMaster};
 use kvpool_transport::Slice;
@@ -92,8 +92,8 @@ struct LoadTarget {
 
 /// The memory that a load fills.
 enum Destination {
-    /// Memory of the arena.
-    Arena(Room),
+    /// A buffer of the arena for the header and the block.
+    Arena(Buffer),
     /// A buffer for the header, and the block's own memory.
     InPlace(Buffer, Slice, Arc<WriteHook>),
 }
@@ -343,7 +343,7 @@ impl Shared {
             length: from.length.0,
             checksum: Checksum(order.order.checksum),
         };
-        let wanted = Wanted::whole(from.offset.0 + DATA_START, expected);
+        let wanted = Wanted::new(from.offset.0 + DATA_START, expected);
         let wanted = wanted.map_err(|_| Code::TooLarge)?;
         let target = self.attached(from.segment).ok_or(Code::Unreachable)?;
         // A reader waits for a load. No caller waits for a store, so a load may overtake it.
@@ -357,11 +357,11 @@ impl Shared {
                 Destination::InPlace(header, memory.with_hook(hook.clone()), hook)
             }
             false => {
-                let room = match at_once {
+                let buffer = match at_once {
                     true => wanted.take(&self.arena, None),
                     false => wanted.take_first(&self.arena),
                 };
-                Destination::Arena(room.ok_or(Code::Full)?)
+                Destination::Arena(buffer.ok_or(Code::Full)?)
             }
         };
         Ok(LoadTarget {
@@ -395,8 +395,10 @@ impl Shared {
             shared.push(super::Job::Arrived(Box::new(arrived)));
         };
         match memory {
-            Destination::Arena(room) => {
-                medium.load(wanted, room, |arrival| arrived(Landed::InArena(arrival)));
+            Destination::Arena(buffer) => {
+                medium.load_into_arena(wanted, buffer, |arrival| {
+                    arrived(Landed::InArena(arrival));
+                });
             }
             Destination::InPlace(header, memory, hook) => {
                 medium.load_into(wanted, header, memory, |landing| {
@@ -486,9 +488,7 @@ impl Shared {
         let Some(target) = self.attached(to.segment) else {
             return Err((order, Code::Unreachable));
         };
-        let Ok(staged) = Staged::from_loaded(loaded) else {
-            return Err((order, Code::TooLarge));
-        };
+        let staged = Staged::from_loaded(loaded);
         self.store_staged(order, staged, to, target);
         Ok(())
     }

@@ -182,8 +182,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         invariant: 6,
         what: "a block that moves on a medium keeps its room",
         file: "store-node/src/media/transfer.rs",
-        on: "        let Ok(staged) = Staged::from_loaded(loaded) else {\n            \
-             return Err((order, Code::TooLarge));\n        };\n",
+        on: "        let staged = Staged::from_loaded(loaded);\n",
         off: "        let Ok(mut staged) = self.stage(to.length) else {\n            \
               return Err((order, Code::TooLarge));\n        };\n        \
               staged.data().copy_from_slice(&loaded);\n",

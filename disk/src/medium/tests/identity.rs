@@ -151,10 +151,10 @@ fn the_order_may_be_unknown() {
     let block = &rig.blocks[2];
     let mut expected = block.expected();
     expected.order = None;
-    let wanted = Wanted::whole(block.stamp.offset, expected).unwrap();
+    let wanted = Wanted::new(block.stamp.offset, expected).unwrap();
     assert!(rig::load(&rig.medium, &rig.arena, wanted).unwrap() == *block.bytes);
     expected.order = Some(Order(1));
-    let wanted = Wanted::whole(block.stamp.offset, expected).unwrap();
+    let wanted = Wanted::new(block.stamp.offset, expected).unwrap();
     let wrong = rig::load(&rig.medium, &rig.arena, wanted).unwrap_err();
     assert_eq!(wrong.kind(), "stale");
 }

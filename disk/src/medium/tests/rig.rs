@@ -86,9 +86,9 @@ pub(super) fn flush(medium: &Medium) -> Result<(), StoreError> {
 }
 
 pub(super) fn load(medium: &Medium, arena: &Arc<Arena>, wanted: Wanted) -> Result<Vec<u8>, Wrong> {
-    let room = wanted.take(arena, None).unwrap();
+    let buffer = wanted.take(arena, None).unwrap();
     let (sender, receiver) = channel();
-    medium.load(wanted, room, move |arrival| {
+    medium.load_into_arena(wanted, buffer, move |arrival| {
         sender
             .send(arrival.verify().map(|loaded| loaded.to_vec()))
             .unwrap();
@@ -123,13 +123,8 @@ fn load_into(
 }
 
 /// Loads a block, and panics on wrong bytes, which must never happen.
-pub(super) fn load_block(
-    medium: &Medium,
-    arena: &Arc<Arena>,
-    block: &Block,
-    range: Range<u64>,
-) -> Result<(), Wrong> {
-    let wanted = Wanted::part(block.stamp.offset, block.expected(), range.clone()).unwrap();
+pub(super) fn load_block(medium: &Medium, arena: &Arc<Arena>, block: &Block) -> Result<(), Wrong> {
+    let wanted = Wanted::new(block.stamp.offset, block.expected()).unwrap();
     let in_place = load_into(medium, arena, &wanted, block.length());
     let loaded = load(medium, arena, wanted);
     if let Some(in_place) = in_place {
@@ -141,12 +136,7 @@ pub(super) fn load_block(
         }
     }
     let bytes = loaded?;
-    let range = usize::try_from(range.start).unwrap()..usize::try_from(range.end).unwrap();
-    assert!(
-        bytes == block.bytes[range],
-        "WRONG BYTES of {:?}",
-        block.stamp
-    );
+    assert!(bytes == **block.bytes, "WRONG BYTES of {:?}", block.stamp);
     Ok(())
 }
 
