@@ -42,7 +42,7 @@ mod wanted;
 pub use bad_ranges::{BadRanges, MAX_BAD_RANGES};
 pub use erase::erase;
 pub use error::{DetachError, Invalid, MediumRefused, StoreError, WRONG_KINDS, Wrong};
-pub use header::{Header, HeaderWrong, Order, footprint, header_bytes};
+pub use header::{Header, HeaderWrong, StoreNumber, footprint, header_bytes};
 pub use kvpool_types::medium::{DATA_START, Generation, Judgement, judge};
 pub use load::{Arrival, Landing, Loaded};
 pub use scan::{Found, Scan, Step};

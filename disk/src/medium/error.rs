@@ -1,6 +1,6 @@
 //! The errors of media, stores and loads.
 
-use super::header::{HeaderWrong, Order};
+use super::header::{HeaderWrong, StoreNumber};
 use crate::IoError;
 use kvpool_types::{ClusterId, Version};
 use std::io;
@@ -123,10 +123,10 @@ pub enum Wrong {
         written_for: u64,
     },
     /// The offset holds another version, or the same version from another store.
-    #[error("the extent holds version {version} of store {order:?}")]
+    #[error("the extent holds version {version} of store {}", number.0)]
     Stale {
-        /// The order of the store in the header.
-        order: Order,
+        /// The number of the store in the header.
+        number: StoreNumber,
         /// The version in the header.
         version: Version,
     },

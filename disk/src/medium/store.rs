@@ -3,7 +3,7 @@
 use super::Medium;
 use super::error::{Invalid, StoreError};
 use super::fields::checksum;
-use super::header::{Header, Order, footprint, header_bytes};
+use super::header::{Header, StoreNumber, footprint, header_bytes};
 use super::load::Loaded;
 use super::suspects::Access;
 use crate::{Arena, Buffer, Completion, Op, Request};
@@ -18,7 +18,7 @@ pub struct Stamp {
     /// The offset of the extent, in bytes from the medium's start; a multiple of a granule.
     pub offset: u64,
     /// The number of this store.
-    pub order: Order,
+    pub number: StoreNumber,
     /// The block's version.
     pub version: Version,
     /// The checksum of the whole block, as its commit stored it.
@@ -110,7 +110,7 @@ impl Staged {
         let header = Header {
             medium,
             offset: stamp.offset,
-            order: stamp.order,
+            number: stamp.number,
             version: stamp.version,
             length,
             checksum: stamp.checksum,

@@ -2,7 +2,7 @@
 
 use super::error::{Invalid, Wrong};
 use super::fields::checksum;
-use super::header::{Header, HeaderWrong, Order, footprint, header_bytes};
+use super::header::{Header, HeaderWrong, StoreNumber, footprint, header_bytes};
 use super::store::take;
 use crate::{Arena, Buffer, GRANULE};
 use kvpool_transport::Slice;
@@ -17,7 +17,7 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expected {
     /// The number of the store, if the caller knows it.
-    pub order: Option<Order>,
+    pub number: Option<StoreNumber>,
     /// The block's version.
     pub version: Version,
     /// The block's length in bytes.
@@ -151,9 +151,9 @@ impl Expected {
                 written_for: header.offset,
             });
         }
-        if header.version != self.version || self.order.is_some_and(|o| o != header.order) {
+        if header.version != self.version || self.number.is_some_and(|n| n != header.number) {
             return Err(Wrong::Stale {
-                order: header.order,
+                number: header.number,
                 version: header.version,
             });
         }

@@ -7,7 +7,7 @@ use crate::fence::{FenceItem, Limits, Term};
 use crate::metrics::Metrics;
 use crate::segment::Dram;
 use crate::serve::Identity;
-use kvpool_disk::medium::{Opened, Order as StoreNumber, Staged, Stamp, footprint};
+use kvpool_disk::medium::{Opened, Staged, Stamp, StoreNumber, footprint};
 use kvpool_disk::{Fault, Faulty, GRANULE, Memory};
 use kvpool_transport::checksum::checksum;
 use kvpool_types::medium::DATA_START;
@@ -136,7 +136,7 @@ impl Rig {
             };
             let stamp = Stamp {
                 offset: extent.offset.0 + DATA_START,
-                order: StoreNumber(number + 1),
+                number: StoreNumber(number + 1),
                 version: Version(number + 1),
                 checksum,
             };

@@ -4,8 +4,7 @@ use super::disk::Front;
 use super::health::Health;
 use super::{Answers, Shared};
 use kvpool_disk::medium::{
-    Arrival, Expected, Landing, Loaded, Order as StoreNumber, Staged, Stamp, StoreError, Wanted,
-    Wrong,
+    Arrival, Expected, Landing, Loaded, Staged, Stamp, StoreError, StoreNumber, Wanted, Wrong,
 };
 use kvpool_disk::medium::{Invalid, Medium};
 use kvpool_disk::{Buffer, IoError};
@@ -286,7 +285,7 @@ impl Shared {
     ) {
         let stamp = Stamp {
             offset: to.offset.0 + DATA_START,
-            order: StoreNumber(order.order.version),
+            number: StoreNumber(order.order.version),
             version: Version(order.order.version),
             checksum: Checksum(order.order.checksum),
         };
@@ -338,7 +337,7 @@ impl Shared {
         at_once: bool,
     ) -> Result<LoadTarget, Code> {
         let expected = Expected {
-            order: None,
+            number: None,
             version: Version(order.order.version),
             length: from.length.0,
             checksum: Checksum(order.order.checksum),

@@ -50,10 +50,10 @@ pub(super) fn medium(arena: &Arc<Arena>, id: u128) -> (Arc<dyn Engine>, Medium) 
 pub(super) fn blocks(life: u64) -> Vec<Block> {
     let mut next = DATA_START;
     let place = |(n, length): (usize, &usize)| {
-        let order = life * 100 + n as u64;
-        // An offset has the same version in all passes, so only the order distinguishes its stores.
-        let version = if n == 2 { 7 } else { 1000 + order };
-        let block = Block::new(next, order, version, *length);
+        let number = life * 100 + n as u64;
+        // An offset has the same version in all passes, so only the number distinguishes its stores.
+        let version = if n == 2 { 7 } else { 1000 + number };
+        let block = Block::new(next, number, version, *length);
         next = block.range().end;
         block
     };

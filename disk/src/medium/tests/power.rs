@@ -129,8 +129,8 @@ impl History {
             12 << 10
         };
         let length = self.random.random_range(1..longest);
-        let order = self.stores.len() as u64 + 1;
-        let mut block = Block::new(0, order, 1000 + order, length);
+        let number = self.stores.len() as u64 + 1;
+        let mut block = Block::new(0, number, 1000 + number, length);
         let footprint = block.range().end;
         if self.next / ZONE != (self.next + footprint - 1) / ZONE {
             self.next = self.next.next_multiple_of(ZONE) % (ZONES * ZONE);

@@ -3,7 +3,8 @@
 use crate::medium::copies::perform;
 use crate::medium::fields::checksum;
 use crate::medium::{
-    Expected, Formatted, Medium, Opened, Order, Staged, Stamp, StoreError, Wanted, Wrong, footprint,
+    Expected, Formatted, Medium, Opened, Staged, Stamp, StoreError, StoreNumber, Wanted, Wrong,
+    footprint,
 };
 use crate::{Arena, Engine, GRANULE, Op};
 use kvpool_transport::memory::Region;
@@ -26,14 +27,14 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// A block whose bytes depend on its version and order.
-    pub(super) fn new(offset: u64, order: u64, version: u64, length: usize) -> Self {
+    /// A block whose bytes depend on its version and store.
+    pub(super) fn new(offset: u64, number: u64, version: u64, length: usize) -> Self {
         let mut bytes = vec![0; length];
-        StdRng::seed_from_u64(version.rotate_left(32) ^ order).fill_bytes(&mut bytes);
+        StdRng::seed_from_u64(version.rotate_left(32) ^ number).fill_bytes(&mut bytes);
         Self {
             stamp: Stamp {
                 offset,
-                order: Order(order),
+                number: StoreNumber(number),
                 version: Version(version),
                 checksum: checksum(&bytes),
             },
@@ -52,7 +53,7 @@ impl Block {
 
     pub(super) fn expected(&self) -> Expected {
         Expected {
-            order: Some(self.stamp.order),
+            number: Some(self.stamp.number),
             version: self.stamp.version,
             length: self.length(),
             checksum: self.stamp.checksum,
