@@ -50,7 +50,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
-use transfer::{Order, ROOM};
+use transfer::{MEMORY_WAIT, TransferOrder};
 use work::{Duty, Job, Work};
 
 /// Threads that serve the session and verify loads. The disk's own thread waits for the device.
@@ -323,10 +323,10 @@ impl Media {
         answers: &Answers,
     ) {
         self.shared.work.lock().in_flight += orders.transfers.len();
-        let until = tokio::time::Instant::now() + ROOM;
-        let orders = orders.transfers.into_iter().map(|order| {
-            Box::new(Order {
-                order,
+        let until = tokio::time::Instant::now() + MEMORY_WAIT;
+        let orders = orders.transfers.into_iter().map(|transfer| {
+            Box::new(TransferOrder {
+                transfer,
                 incarnation,
                 epoch,
                 answers: answers.clone(),
@@ -528,7 +528,7 @@ impl Shared {
 
     /// Flushes stores, and sends the changed states of media to the master. Waits for no disk.
     fn tend(&self) {
-        self.give_up_without_room();
+        self.give_up_without_memory();
         self.try_again();
         for disk in &self.disks {
             // A disk that is being attached or formatted is tended later.
@@ -763,7 +763,7 @@ impl Shared {
         work.ended += 1;
         let is_offer = |job: &Job| matches!(job, Job::Offer(..));
         let is_offer_ready = work.in_flight == 0 && work.attachments.iter().any(is_offer);
-        let has_loads = !work.without_room.is_empty();
+        let has_loads = !work.without_memory.is_empty();
         drop(work);
         if is_offer_ready {
             self.changed.notify(Duty::Attach, 1);

@@ -379,7 +379,10 @@ fn a_load_that_finds_no_room_ends() {
     };
     let held = rig.media.shared.arena.take(4 * size()).unwrap();
     let took = rig.transfer_all(Code::Full, to);
-    assert!(ROOM <= took && took < ROOM + 4 * TEND, "{took:?}");
+    assert!(
+        MEMORY_WAIT <= took && took < MEMORY_WAIT + 4 * TEND,
+        "{took:?}"
+    );
     drop(held);
     rig.transfer_all(Code::Ok, to);
 }
@@ -460,9 +463,9 @@ fn the_session_begins_at_most_64_loads_of_a_message_and_keeps_their_order() {
     assert_eq!(ended(), [201], "no load waits any more");
 }
 
-fn queued(from: SegmentId, to: SegmentId, answers: &Answers) -> Box<Order> {
-    Box::new(Order {
-        order: ordered(1, from, to),
+fn queued(from: SegmentId, to: SegmentId, answers: &Answers) -> Box<TransferOrder> {
+    Box::new(TransferOrder {
+        transfer: ordered(1, from, to),
         incarnation: Incarnation(1),
         epoch: Epoch(1),
         answers: answers.clone(),
@@ -498,7 +501,7 @@ fn an_offer_waits_for_all_transfers_and_a_load_without_memory_goes_before_others
     work.add(Job::Offer(CLUSTER, answers.clone()));
     work.add(Job::OfferAgain);
     work.add(Job::Transfer(load()));
-    work.without_room.push_back(load());
+    work.without_memory.push_back(load());
     work.in_flight = 2;
     // No transfer has ended since the load found no memory.
     let taken = work.take(Duty::Serve);
@@ -627,7 +630,7 @@ fn disks_that_hang_in_their_attachment_keep_no_load_from_its_end() {
     let arena = Arc::clone(&rig.media.shared.arena);
     let _held: Vec<_> = std::iter::from_fn(|| arena.take(kvpool_disk::GRANULE)).collect();
     let took = rig.transfer_all(Code::Full, to);
-    assert!(took < ROOM + 4 * TEND, "{took:?}");
+    assert!(took < MEMORY_WAIT + 4 * TEND, "{took:?}");
 }
 
 #[test]

@@ -174,7 +174,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         what: "who ends loads does not wait for their room",
         file: "store-node/src/media/transfer.rs",
         on: "false => wanted.take_first(&self.arena),\n",
-        off: "false => wanted.take(&self.arena, Some(kvpool_seams::end_of_wait(ROOM))),\n",
+        off: "false => wanted.take(&self.arena, Some(kvpool_seams::end_of_wait(MEMORY_WAIT))),\n",
         package: "kvpool-store-node",
         test: "loads_that_wait_for_room_get_it_from_those_that_have_arrived",
     },
