@@ -15,7 +15,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 8,
         what: "the arena takes every block that a zone takes",
-        file: "store-node/src/media.rs",
+        file: "store-node/src/media/opening.rs",
         on: "const ARENA: usize = 257 << 20;",
         off: "const ARENA: usize = 256 << 20;",
         package: "kvpool-store-node",
@@ -210,7 +210,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 5,
         what: "a node refuses a medium beside its copy",
-        file: "store-node/src/media.rs",
+        file: "store-node/src/media/opening.rs",
         on: "            refuse_twin(&disks, &disk)?;\n",
         off: "            let _unused = refuse_twin(&disks, &disk);\n",
         package: "kvpool-tests",
