@@ -11,12 +11,11 @@
 //!
 //! - [`Superblock`] says to which pool the medium belongs. [`judge()`] says whether the master accepts it.
 //! - [`Medium::store`] writes header and data in one request.
-//! - [`Medium::load`] reads. [`Arrival::verify`] returns bytes only if two conditions hold. The header is the
-//!   expected block's, at this offset of this medium. Every chunk has its checksum. The checksums of all
-//!   chunks combine to the block's checksum, which the master names. So a range of a block is proved as well
-//!   as the whole block.
-//! - [`Medium::load_into`] reads a whole block straight into the memory where it will lie.
-//!   [`Landing::verify`] proves it there.
+//! - [`Medium::load_into_arena`] reads a block into a buffer. [`Arrival::verify`] returns bytes only if two
+//!   conditions hold. The header is the expected block's, at this offset of this medium. Every chunk has its
+//!   checksum. The checksums of all chunks combine to the block's checksum, which the master names.
+//! - [`Medium::load_into`] reads a block straight into the memory where it will lie. [`Landing::verify`] proves
+//!   it there.
 //! - [`Scan`] reports the extents in a zone.
 //!
 //! ```text
@@ -43,13 +42,13 @@ mod wanted;
 pub use bad_ranges::{BadRanges, MAX_BAD_RANGES};
 pub use erase::erase;
 pub use error::{DetachError, Invalid, MediumRefused, StoreError, WRONG_KINDS, Wrong};
-pub use header::{Header, HeaderWrong, Order, footprint, header_bytes};
+pub use header::{Header, HeaderWrong, StoreNumber, footprint, header_bytes};
 pub use kvpool_types::medium::{DATA_START, Generation, Judgement, judge};
 pub use load::{Arrival, Landing, Loaded};
 pub use scan::{Found, Scan, Step};
 pub use store::{Staged, Stamp};
 pub use superblock::{FORMAT, Superblock, Unreadable};
-pub use wanted::{Expected, Room, Wanted};
+pub use wanted::{Expected, Wanted};
 
 use crate::{Arena, Engine, GRANULE};
 use copies::Copies;

@@ -26,6 +26,7 @@
 mod config;
 mod disk;
 mod health;
+mod opening;
 mod refusals;
 #[cfg(feature = "simulation")]
 mod simulated;
@@ -35,22 +36,21 @@ mod transfer;
 mod work;
 
 pub(crate) use config::SsdConfig;
+pub(crate) use opening::MediaError;
 
 use crate::serve::Store;
 use disk::{Disk, Front, NotYet, SETTLE};
-use kvpool_disk::medium::{Formatted, MediumRefused};
-use kvpool_disk::{Arena, Engine, OpenError, Options, open, open_in};
+use kvpool_disk::Arena;
 use kvpool_proto::{self as proto, node_message::Body as ToMaster};
 use kvpool_types::{ClusterId, Incarnation, MediumId};
 use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
-use transfer::{Order, ROOM};
+use transfer::{MEMORY_WAIT, TransferOrder};
 use work::{Duty, Job, Work};
 
 /// Threads that serve the session and verify loads. The disk's own thread waits for the device.
@@ -65,54 +65,12 @@ const COPIERS: usize = 2;
 const NICE: i32 = 10;
 /// How long to wait for a medium or a port that the last writes of a killed process still hold.
 pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(10);
-/// The memory in bytes for transfers in progress, over all media. A block may be as long as the largest zone.
-const ARENA: usize = 257 << 20;
 /// How long a thread waits for a disk on which another thread works.
 const BRIEFLY: Duration = Duration::from_millis(20);
 /// If the first offer takes longer than this, a disk hangs. Another thread then offers the other disks.
 const SLOW_OFFER: Duration = Duration::from_secs(2);
 /// The interval at which stores are flushed, and changed states of media are sent.
 const TEND: Duration = Duration::from_millis(500);
-
-/// Why the media cannot be opened.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum MediaError {
-    /// A device or file cannot be opened.
-    #[error(transparent)]
-    Open(#[from] kvpool_disk::OpenError),
-    /// The content of a device or file cannot be used.
-    #[error("{}: {source}", path.display())]
-    Refused {
-        /// The device or file.
-        path: PathBuf,
-        /// The reason.
-        source: MediumRefused,
-    },
-    /// Two paths lead to the same file or device.
-    #[error("{} and {} are the same file or device: take one of the two paths out of --ssd",
-        first.display(), second.display())]
-    SameFile {
-        /// A path.
-        first: PathBuf,
-        /// The other path.
-        second: PathBuf,
-    },
-    /// Two devices or files hold the same medium.
-    #[error("{} and {} hold the same medium {medium}: one is a copy of the other; take the copy out of --ssd",
-        first.display(), second.display())]
-    Twins {
-        /// A device or file.
-        first: PathBuf,
-        /// The other device or file.
-        second: PathBuf,
-        /// The id of the medium.
-        medium: MediumId,
-    },
-    /// The system has no free memory or cannot start a thread.
-    #[error("media need memory and threads: {0}")]
-    System(#[from] std::io::Error),
-}
 
 /// Whether a medium is attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -216,33 +174,6 @@ struct Told {
 }
 
 impl Media {
-    /// Opens the media. Blocks on the devices.
-    pub(crate) fn open(config: &[SsdConfig], store: Store) -> Result<Self, MediaError> {
-        let arena = Arena::new(ARENA)?;
-        let mut disks = Vec::with_capacity(config.len());
-        for one in config {
-            if !one.in_directory {
-                refuse_same_file(&disks, &one.path)?;
-            }
-            let options = Options {
-                size: one.size.map(|size| size.0),
-                patience: LOCK_PATIENCE,
-                ..Options::default()
-            };
-            let (path, engine) = match one.in_directory {
-                true => open_in(&one.path, &options, &arena)?,
-                false => (one.path.clone(), open_file(one, &options, &arena)?),
-            };
-            let disk = Disk::read(one, path.clone(), engine, &arena)
-                .map_err(|source| MediaError::Refused { path, source })?;
-            refuse_twin(&disks, &disk)?;
-            disks.push(disk);
-        }
-        let mut media = Self::of(disks, arena, store);
-        media.start_workers()?;
-        Ok(media)
-    }
-
     fn start_workers(&mut self) -> std::io::Result<()> {
         for number in 0..WORKERS {
             self.start_worker(&format!("kvnode-media-{number}"), Duty::Serve)?;
@@ -323,10 +254,10 @@ impl Media {
         answers: &Answers,
     ) {
         self.shared.work.lock().in_flight += orders.transfers.len();
-        let until = tokio::time::Instant::now() + ROOM;
-        let orders = orders.transfers.into_iter().map(|order| {
-            Box::new(Order {
-                order,
+        let until = tokio::time::Instant::now() + MEMORY_WAIT;
+        let orders = orders.transfers.into_iter().map(|transfer| {
+            Box::new(TransferOrder {
+                transfer,
                 incarnation,
                 epoch,
                 answers: answers.clone(),
@@ -405,86 +336,6 @@ impl Media {
     }
 }
 
-/// Refuses a path to a file or device that the node has open already. Its lock would be waited for in vain.
-fn refuse_same_file(disks: &[Disk], path: &Path) -> Result<(), MediaError> {
-    let Some(own) = identity(path) else {
-        return Ok(());
-    };
-    match disks
-        .iter()
-        .find(|other| identity(other.path()) == Some(own))
-    {
-        None => Ok(()),
-        Some(other) => Err(MediaError::SameFile {
-            first: other.path().to_owned(),
-            second: path.to_owned(),
-        }),
-    }
-}
-
-/// The numbers that all paths of a file or device have in common. `None` if nothing is there.
-fn identity(path: &Path) -> Option<(bool, u64, u64)> {
-    let found = std::fs::metadata(path).ok()?;
-    // A device may have several entries, each with an inode of its own.
-    Some(match found.file_type().is_block_device() {
-        true => (true, 0, found.rdev()),
-        false => (false, found.dev(), found.ino()),
-    })
-}
-
-/// Refuses a medium that another of the node's disks holds too, since the master could not tell the two
-/// apart.
-fn refuse_twin(disks: &[Disk], disk: &Disk) -> Result<(), MediaError> {
-    let Some(medium) = disk.id() else {
-        return Ok(());
-    };
-    match disks.iter().find(|other| other.id() == Some(medium)) {
-        None => Ok(()),
-        Some(other) => Err(MediaError::Twins {
-            first: other.path().to_owned(),
-            second: disk.path().to_owned(),
-            medium,
-        }),
-    }
-}
-
-/// Opens a device or file. A file with content grows only after the content was checked. A file that is not
-/// kvpool's stays unchanged.
-fn open_file(
-    one: &SsdConfig,
-    options: &Options,
-    arena: &Arc<Arena>,
-) -> Result<Arc<dyn Engine>, MediaError> {
-    let found = std::fs::metadata(&one.path).ok();
-    let held = found.filter(|found| found.is_file() && found.len() > 0);
-    let grows = held.is_some_and(|found| options.size.is_some_and(|size| size > found.len()));
-    if grows && !one.reset {
-        let as_it_is = Options {
-            size: None,
-            ..*options
-        };
-        let refused = |source| MediaError::Refused {
-            path: one.path.clone(),
-            source,
-        };
-        let too_small = |error| match error {
-            OpenError::Size { .. } => refused(MediumRefused::Foreign),
-            error => error.into(),
-        };
-        let engine = open(&one.path, &as_it_is, arena).map_err(too_small)?;
-        match Formatted::open(engine, Arc::clone(arena)) {
-            Ok(_) => tracing::warn!(
-                path = %one.path.display(),
-                size = options.size,
-                "the file grows, so it is formatted anew: the blocks on it are dropped"
-            ),
-            Err(MediumRefused::TooSmall(_)) => return Err(refused(MediumRefused::Foreign)),
-            Err(error) => return Err(refused(error)),
-        }
-    }
-    Ok(open(&one.path, options, arena)?)
-}
-
 impl Drop for Media {
     fn drop(&mut self) {
         self.shared.work.lock().is_closed = true;
@@ -528,7 +379,7 @@ impl Shared {
 
     /// Flushes stores, and sends the changed states of media to the master. Waits for no disk.
     fn tend(&self) {
-        self.give_up_without_room();
+        self.give_up_without_memory();
         self.try_again();
         for disk in &self.disks {
             // A disk that is being attached or formatted is tended later.
@@ -763,7 +614,7 @@ impl Shared {
         work.ended += 1;
         let is_offer = |job: &Job| matches!(job, Job::Offer(..));
         let is_offer_ready = work.in_flight == 0 && work.attachments.iter().any(is_offer);
-        let has_loads = !work.without_room.is_empty();
+        let has_loads = !work.without_memory.is_empty();
         drop(work);
         if is_offer_ready {
             self.changed.notify(Duty::Attach, 1);

@@ -67,7 +67,7 @@ pub(crate) type Answers = tokio::sync::mpsc::UnboundedSender<ToMaster>;
 
 /// The session that gave the orders.
 #[derive(Clone, Debug)]
-pub(crate) struct Session {
+pub(crate) struct PullSession {
     pub(crate) cluster: ClusterId,
     pub(crate) incarnation: Incarnation,
     pub(crate) epoch: Epoch,
@@ -103,22 +103,22 @@ struct Turns {
 
 #[derive(Debug, Default)]
 struct Queue {
-    orders: VecDeque<Order>,
+    orders: VecDeque<PullOrder>,
     /// The number of orders in progress, by their source node.
     busy: HashMap<bytes::Bytes, usize>,
     is_closed: bool,
 }
 
 #[derive(Debug)]
-struct Order {
+struct PullOrder {
     pull: proto::Pull,
-    session: Session,
+    session: PullSession,
     since: Instant,
 }
 
 impl Turns {
     /// Waits for the next order. `None` once the queue is closed.
-    fn next(&self) -> Option<Order> {
+    fn next(&self) -> Option<PullOrder> {
         let mut queue = self.queue.lock();
         loop {
             if queue.is_closed {
@@ -132,7 +132,7 @@ impl Turns {
     }
 
     /// Records that an order has ended. A worker may have waited for that with orders in the queue.
-    fn ended(&self, order: &Order) {
+    fn ended(&self, order: &PullOrder) {
         let mut queue = self.queue.lock();
         queue.ended(order);
         let has_orders = !queue.orders.is_empty();
@@ -152,10 +152,10 @@ impl Queue {
     /// Takes the first order that may begin. A source gets the last free worker only while none of its
     /// orders is in progress. Otherwise one source that hangs could hold all workers, and orders of other
     /// sources that come later would wait for it.
-    fn next(&mut self) -> Option<Order> {
+    fn next(&mut self) -> Option<PullOrder> {
         let in_progress: usize = self.busy.values().sum();
         let is_last = in_progress + 1 >= WORKERS;
-        let may_begin = |order: &Order| {
+        let may_begin = |order: &PullOrder| {
             let source = &order.pull.from_incarnation;
             !is_last || !self.busy.contains_key(source)
         };
@@ -167,7 +167,7 @@ impl Queue {
     }
 
     /// Records that an order has ended.
-    fn ended(&mut self, order: &Order) {
+    fn ended(&mut self, order: &PullOrder) {
         let source = &order.pull.from_incarnation;
         if let Some(busy) = self.busy.get_mut(source) {
             *busy -= 1;
@@ -218,7 +218,7 @@ impl Pulls {
     }
 
     /// Queues orders of a session. Each ends with one answer.
-    pub(crate) fn push(&self, orders: Vec<proto::Pull>, session: &Session) {
+    pub(crate) fn push(&self, orders: Vec<proto::Pull>, session: &PullSession) {
         if self.shared.dialer.is_some() {
             for order in orders {
                 let (shared, session) = (Arc::clone(&self.shared), session.clone());
@@ -233,7 +233,7 @@ impl Pulls {
             for pull in orders {
                 if is_running && queue.orders.len() < MOST_WAITING {
                     let session = session.clone();
-                    queue.orders.push_back(Order {
+                    queue.orders.push_back(PullOrder {
                         pull,
                         session,
                         since,
@@ -280,7 +280,7 @@ impl Shared {
         }
     }
 
-    async fn carry_out(&self, order: &proto::Pull, session: &Session) {
+    async fn carry_out(&self, order: &proto::Pull, session: &PullSession) {
         // When the session ended, the master gave up the order.
         if !session.answers.is_closed() {
             let pulled = self.pull(order, session).await;
@@ -288,7 +288,7 @@ impl Shared {
         }
     }
 
-    async fn pull(&self, order: &proto::Pull, session: &Session) -> Result<Code, Code> {
+    async fn pull(&self, order: &proto::Pull, session: &PullSession) -> Result<Code, Code> {
         let deadline = now() + LONGEST;
         let (from, to) = (extent(order.from)?, extent(order.to)?);
         let source = Incarnation::from_slice(&order.from_incarnation).ok_or(Code::Malformed)?;
@@ -357,7 +357,7 @@ impl Shared {
         &self,
         node: Incarnation,
         address: &str,
-        session: &Session,
+        session: &PullSession,
     ) -> Result<Arc<dyn Link>, Code> {
         if let Some(link) = self.links.lock().get(&node).filter(|link| link.is_open()) {
             return Ok(Arc::clone(link));
@@ -383,7 +383,7 @@ impl Shared {
         &self,
         node: Incarnation,
         address: &str,
-        session: &Session,
+        session: &PullSession,
     ) -> Result<Arc<dyn Link>, Code> {
         let shown = self.credentials.number();
         match self.connect_once(node, address, session) {
@@ -398,7 +398,7 @@ impl Shared {
         &self,
         node: Incarnation,
         address: &str,
-        session: &Session,
+        session: &PullSession,
     ) -> Result<Arc<dyn Link>, Code> {
         let hello = Hello {
             min_version: frame::MIN_VERSION,
@@ -466,7 +466,7 @@ fn right(order: &proto::Pull) -> Option<ReadRight> {
     })
 }
 
-fn answer(session: &Session, ticket: u64, code: Code) {
+fn answer(session: &PullSession, ticket: u64, code: Code) {
     let done = proto::TransferDone {
         ticket,
         code: code.to_wire().into(),
@@ -483,15 +483,15 @@ fn answer(session: &Session, ticket: u64, code: Code) {
 mod tests {
     use super::*;
 
-    fn order(source: u128, ticket: u64) -> Order {
+    fn order(source: u128, ticket: u64) -> PullOrder {
         let (answers, _session) = tokio::sync::mpsc::unbounded_channel();
-        Order {
+        PullOrder {
             pull: proto::Pull {
                 ticket,
                 from_incarnation: bytes::Bytes::copy_from_slice(&source.to_be_bytes()),
                 ..proto::Pull::default()
             },
-            session: Session {
+            session: PullSession {
                 cluster: ClusterId(1),
                 incarnation: Incarnation(9),
                 epoch: Epoch(1),
@@ -501,11 +501,11 @@ mod tests {
         }
     }
 
-    fn take(queue: &mut Queue) -> Vec<Order> {
+    fn take(queue: &mut Queue) -> Vec<PullOrder> {
         std::iter::from_fn(|| queue.next()).collect()
     }
 
-    fn tickets(orders: &[Order]) -> Vec<u64> {
+    fn tickets(orders: &[PullOrder]) -> Vec<u64> {
         orders.iter().map(|order| order.pull.ticket).collect()
     }
 

@@ -1,6 +1,6 @@
 //! The errors of media, stores and loads.
 
-use super::header::{HeaderWrong, Order};
+use super::header::{HeaderWrong, StoreNumber};
 use crate::IoError;
 use kvpool_types::{ClusterId, Version};
 use std::io;
@@ -82,14 +82,6 @@ pub enum Invalid {
     /// The length is 0 or over [`Length::MAX_BLOCK`](kvpool_types::Length::MAX_BLOCK).
     #[error("no block of {0} bytes can be stored")]
     Length(u64),
-    /// The range is empty or ends after the block.
-    #[error("the range {start}..{end} is not inside the block")]
-    Range {
-        /// The first byte.
-        start: u64,
-        /// The byte after the last.
-        end: u64,
-    },
     /// The extent is not aligned to a granule, or not inside the medium's data.
     #[error("no extent can lie at {0}")]
     Place(u64),
@@ -131,10 +123,10 @@ pub enum Wrong {
         written_for: u64,
     },
     /// The offset holds another version, or the same version from another store.
-    #[error("the extent holds version {version} of store {order:?}")]
+    #[error("the extent holds version {version} of store {}", number.0)]
     Stale {
-        /// The order of the store in the header.
-        order: Order,
+        /// The number of the store in the header.
+        number: StoreNumber,
         /// The version in the header.
         version: Version,
     },

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! header, whole granules                                     data, padded with zeros to a granule
-//!   magic 8 | medium 16 | offset 8 | order 8 | version 8 | length 8 | checksum 8
+//!   magic 8 | medium 16 | offset 8 | number 8 | version 8 | length 8 | checksum 8
 //!   | zeros to 120 | checksum of each 64 KiB chunk 8 | zeros | CRC-64/NVME 8
 //! ```
 //!
@@ -21,9 +21,9 @@ const _: () = assert!(medium::GRANULE == GRANULE as u64);
 const _: () = assert!(medium::HEADER_FIELDS == (FIXED + fields::CRC) as u64);
 
 /// The number of a store. The master numbers stores in order. Of two extents at the same offset, the extent
-/// with the higher order was written later.
+/// with the higher number was written later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Order(pub u64);
+pub struct StoreNumber(pub u64);
 
 /// The header of an extent on the disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub struct Header {
     /// The offset for which the extent was written, in bytes from the medium's start.
     pub offset: u64,
     /// The number of the store.
-    pub order: Order,
+    pub number: StoreNumber,
     /// The block's version.
     pub version: Version,
     /// The block's bytes, without padding: 1 to [`Length::MAX_BLOCK`].
@@ -87,7 +87,7 @@ impl Header {
         out.extend_from_slice(&self.medium.0.to_le_bytes());
         for field in [
             self.offset,
-            self.order.0,
+            self.number.0,
             self.version.0,
             self.length,
             self.checksum.0,
@@ -134,7 +134,7 @@ impl Header {
     fn read(mut fields: Fields<'_>) -> Option<Self> {
         fields.bytes::<{ MAGIC.len() }>()?;
         let medium = MediumId(fields.u128()?);
-        let (offset, order) = (fields.u64()?, Order(fields.u64()?));
+        let (offset, number) = (fields.u64()?, StoreNumber(fields.u64()?));
         let (version, length) = (Version(fields.u64()?), fields.u64()?);
         let checksum = Checksum(fields.u64()?);
         fields.bytes::<{ FIXED - 64 }>()?;
@@ -144,7 +144,7 @@ impl Header {
         Some(Self {
             medium,
             offset,
-            order,
+            number,
             version,
             length,
             checksum,

@@ -3,13 +3,12 @@
 use super::Medium;
 use super::error::{Invalid, StoreError};
 use super::fields::checksum;
-use super::header::{Header, Order, footprint, header_bytes};
+use super::header::{Header, StoreNumber, footprint, header_bytes};
 use super::load::Loaded;
 use super::suspects::Access;
 use crate::{Arena, Buffer, Completion, Op, Request};
 use kvpool_types::checksum::{CHUNK, combine_chunks};
 use kvpool_types::{Checksum, Length, MediumId, Version};
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,7 +18,7 @@ pub struct Stamp {
     /// The offset of the extent, in bytes from the medium's start; a multiple of a granule.
     pub offset: u64,
     /// The number of this store.
-    pub order: Order,
+    pub number: StoreNumber,
     /// The block's version.
     pub version: Version,
     /// The checksum of the whole block, as its commit stored it.
@@ -62,25 +61,14 @@ impl Staged {
 
     /// A verified block, to be stored at another offset. It keeps its buffer. If it waited for another
     /// buffer, it would hold the memory for which others wait.
-    ///
-    /// # Errors
-    ///
-    /// [`Invalid::Range`] when only a part of the block was loaded.
-    pub fn from_loaded(loaded: Loaded) -> Result<Self, Invalid> {
-        let chunks = loaded.chunks().to_vec();
-        let (buffer, Range { start, end }) = loaded.into_parts();
-        let length = (end - start) as u64;
-        let whole = footprint(length) == Some(buffer.len() as u64);
-        if !whole || header_bytes(length) != Some(start as u64) {
-            let (start, end) = (start as u64, end as u64);
-            return Err(Invalid::Range { start, end });
-        }
-        Ok(Self {
+    pub fn from_loaded(loaded: Loaded) -> Self {
+        let (buffer, block, chunks) = loaded.into_parts();
+        Self {
             buffer,
-            header: start,
-            length,
+            header: block.start,
+            length: block.len() as u64,
             chunks: Some(chunks),
-        })
+        }
     }
 
     /// The block's bytes. Until they are filled they hold bytes of other blocks, which used the buffer
@@ -122,7 +110,7 @@ impl Staged {
         let header = Header {
             medium,
             offset: stamp.offset,
-            order: stamp.order,
+            number: stamp.number,
             version: stamp.version,
             length,
             checksum: stamp.checksum,

@@ -1,8 +1,8 @@
-//! The bytes to load, and the values that prove them.
+//! The block to load, and the values that prove it.
 
 use super::error::{Invalid, Wrong};
 use super::fields::checksum;
-use super::header::{Header, HeaderWrong, Order, header_bytes};
+use super::header::{Header, HeaderWrong, StoreNumber, footprint, header_bytes};
 use super::store::take;
 use crate::{Arena, Buffer, GRANULE};
 use kvpool_transport::Slice;
@@ -13,15 +13,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The most bytes between the header and the first wanted chunk that are read along with them. To read more
-/// would cost about as much as a second request.
-const NEAR: u64 = 256 << 10;
-
 /// The block that an extent holds according to the master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expected {
     /// The number of the store, if the caller knows it.
-    pub order: Option<Order>,
+    pub number: Option<StoreNumber>,
     /// The block's version.
     pub version: Version,
     /// The block's length in bytes.
@@ -30,60 +26,38 @@ pub struct Expected {
     pub checksum: Checksum,
 }
 
-/// Bytes of one block to load.
+/// One block to load.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     pub(super) offset: u64,
     pub(super) expected: Expected,
-    /// The wanted range of the block, in bytes.
-    pub(super) range: Range<u64>,
     /// The length of the header in bytes.
     pub(super) header: u64,
-    /// The range of the extent that holds the wanted chunks; whole granules.
-    pub(super) data: Range<u64>,
+    /// The length of the extent in bytes: header, data and padding.
+    pub(super) footprint: u64,
 }
 
 impl Wanted {
-    /// The whole block at `offset`.
+    /// The block at `offset`.
     ///
     /// # Errors
     ///
-    /// [`Invalid`] when the expected length is 0 or too long.
-    pub fn whole(offset: u64, expected: Expected) -> Result<Self, Invalid> {
-        Self::part(offset, expected, 0..expected.length)
-    }
-
-    /// The bytes `range` of the block at `offset`. The load reads and verifies whole chunks.
-    ///
-    /// # Errors
-    ///
-    /// [`Invalid`] when the expected length is too long, or when the range is empty or ends after
-    /// the block.
-    pub fn part(offset: u64, expected: Expected, range: Range<u64>) -> Result<Self, Invalid> {
-        let length = expected.length;
-        let header = header_bytes(length).ok_or(Invalid::Length(length))?;
-        if range.start >= range.end || range.end > length {
-            let Range { start, end } = range;
-            return Err(Invalid::Range { start, end });
-        }
-        let last = range.end.next_multiple_of(CHUNK).min(length);
-        let data =
-            header + range.start / CHUNK * CHUNK..header + last.next_multiple_of(GRANULE as u64);
+    /// [`Invalid::Length`] when the expected length is 0 or too long.
+    pub fn new(offset: u64, expected: Expected) -> Result<Self, Invalid> {
+        let invalid = Invalid::Length(expected.length);
         Ok(Self {
             offset,
             expected,
-            range,
-            header,
-            data,
+            header: header_bytes(expected.length).ok_or(invalid)?,
+            footprint: footprint(expected.length).ok_or(invalid)?,
         })
     }
 
     /// Whether the block can be read straight into this memory, behind a buffer for the header. This holds for
-    /// whole blocks of whole granules, and memory that begins at a multiple of a granule.
+    /// blocks of whole granules, and memory that begins at a multiple of a granule.
     pub fn fits(&self, memory: &Slice) -> bool {
         let length = self.expected.length;
-        self.range == (0..length)
-            && length.is_multiple_of(GRANULE as u64)
+        length.is_multiple_of(GRANULE as u64)
             && memory.length().0 == length
             && memory.as_ptr().addr().is_multiple_of(GRANULE)
     }
@@ -97,34 +71,20 @@ impl Wanted {
         }
     }
 
-    fn is_near(&self) -> bool {
-        self.data.start - self.header <= NEAR
+    /// Takes the buffer for a load into the arena. Waits for it until `until`, or not at all.
+    pub fn take(&self, arena: &Arc<Arena>, until: Option<Instant>) -> Option<Buffer> {
+        take(arena, Length(self.footprint).as_usize(), until)
     }
 
-    /// Takes the buffers for this load from the arena. Waits for them until `until`, or not at all.
-    pub fn take(&self, arena: &Arc<Arena>, until: Option<Instant>) -> Option<Room> {
-        self.take_by(|bytes| take(arena, bytes, until))
+    /// Takes the buffer for a load into the arena without waiting, ahead of callers that wait.
+    pub fn take_first(&self, arena: &Arc<Arena>) -> Option<Buffer> {
+        arena.take_first(Length(self.footprint).as_usize())
     }
 
-    /// Takes the buffers for this load without waiting, ahead of callers that wait.
-    pub fn take_first(&self, arena: &Arc<Arena>) -> Option<Room> {
-        self.take_by(|bytes| arena.take_first(bytes))
-    }
-
-    fn take_by(&self, take: impl Fn(usize) -> Option<Buffer>) -> Option<Room> {
-        if self.is_near() {
-            let head = take(Length(self.data.end).as_usize())?;
-            return Some(Room { head, data: None });
-        }
-        // The small buffer is taken first. A load that then waits holds little memory that other
-        // loads wait for.
-        let head = take(Length(self.header).as_usize())?;
-        let bytes = Length(self.data.end - self.data.start).as_usize();
-        let data = take(bytes)?;
-        Some(Room {
-            head,
-            data: Some(data),
-        })
+    /// The range of the block's bytes in its extent.
+    pub(super) fn block(&self) -> Range<usize> {
+        let end = self.header + self.expected.length;
+        Length(self.header).as_usize()..Length(end).as_usize()
     }
 
     /// The header, if it is the expected block's.
@@ -153,20 +113,19 @@ impl Wanted {
         }
     }
 
-    /// Verifies the header, and each chunk of the range. `proved` gets each valid chunk and its offset in the
+    /// Verifies the header, and each chunk of the extent. `proved` gets each valid chunk and its offset in the
     /// block at once, while the chunk is in the processor's cache. Returns the checksums of the chunks.
     pub(super) fn verify(
         &self,
         medium: MediumId,
-        room: &Room,
+        extent: &[u8],
         mut proved: impl FnMut(u64, &[u8]),
     ) -> Result<Vec<Checksum>, Wrong> {
-        let header = self.decode_header(medium, &room.head)?;
-        let first = self.range.start / CHUNK;
-        let chunks = room.chunks(self).chunks(Length(CHUNK).as_usize());
-        let sums = header.chunks.iter().skip(Length(first).as_usize());
-        let mut verified = self.range.start / CHUNK * CHUNK;
-        for ((bytes, sum), number) in chunks.zip(sums).zip(first..) {
+        let header = self.decode_header(medium, extent)?;
+        let block = extent.get(self.block()).unwrap_or_default();
+        let chunks = block.chunks(Length(CHUNK).as_usize());
+        let mut verified = 0;
+        for ((bytes, sum), number) in chunks.zip(&header.chunks).zip(0..) {
             if checksum(bytes) != *sum {
                 return Err(Wrong::Chunk(number));
             }
@@ -174,14 +133,10 @@ impl Wanted {
             verified += bytes.len() as u64;
         }
         // This guards the arithmetic above: the load never returns bytes that are not verified.
-        if verified < self.range.end {
+        if verified < self.expected.length {
             return Err(Wrong::Chunk(verified / CHUNK));
         }
-        let mut sums = header.chunks;
-        let before = Length(first).as_usize().min(sums.len());
-        sums.drain(..before);
-        sums.truncate(Length(self.range.end.div_ceil(CHUNK) - first).as_usize());
-        Ok(sums)
+        Ok(header.chunks)
     }
 }
 
@@ -196,9 +151,9 @@ impl Expected {
                 written_for: header.offset,
             });
         }
-        if header.version != self.version || self.order.is_some_and(|o| o != header.order) {
+        if header.version != self.version || self.number.is_some_and(|n| n != header.number) {
             return Err(Wrong::Stale {
-                order: header.order,
+                number: header.number,
                 version: header.version,
             });
         }
@@ -206,29 +161,5 @@ impl Expected {
             return Err(Wrong::Header(HeaderWrong::Disagrees));
         }
         Ok(())
-    }
-}
-
-/// The buffers of one load.
-#[derive(Debug)]
-pub struct Room {
-    /// The extent from its header on.
-    pub(super) head: Buffer,
-    /// The chunks of the range, if they lie far behind the header.
-    pub(super) data: Option<Buffer>,
-}
-
-impl Room {
-    /// The chunks of the range, without padding.
-    fn chunks(&self, wanted: &Wanted) -> &[u8] {
-        let (bytes, from) = match &self.data {
-            Some(data) => (data, wanted.data.start),
-            None => (&self.head, 0),
-        };
-        let end = (wanted.header + wanted.expected.length).min(wanted.data.end);
-        let range = wanted.data.start - from..end - from;
-        bytes
-            .get(Length(range.start).as_usize()..Length(range.end).as_usize())
-            .unwrap_or_default()
     }
 }

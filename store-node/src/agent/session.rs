@@ -6,7 +6,7 @@ use super::verifications::Verifications;
 use super::{Context, Phase};
 use crate::fence::TermError;
 use crate::media::{Answers, Media};
-use crate::pulls;
+use crate::pulls::PullSession;
 use futures::future::BoxFuture;
 use kvpool_auth::Credentials;
 use kvpool_proto as proto;
@@ -451,7 +451,7 @@ impl Session {
                 media.transfer(self.incarnation, Epoch(self.epoch), orders, answers);
             }
             FromMaster::Pulls(orders) => {
-                let session = pulls::Session {
+                let session = PullSession {
                     cluster: self.cluster,
                     incarnation: self.incarnation,
                     epoch: Epoch(self.epoch),

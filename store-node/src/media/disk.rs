@@ -489,6 +489,6 @@ mod tests {
     /// A transfer of the longest block that a zone takes would wait for memory for ever.
     #[test]
     fn the_arena_takes_every_block_that_a_zone_takes() {
-        assert!(u64::try_from(super::super::ARENA).unwrap() >= MOST_ZONE);
+        assert!(u64::try_from(super::super::opening::ARENA).unwrap() >= MOST_ZONE);
     }
 }

@@ -4,10 +4,9 @@ use super::disk::Front;
 use super::health::Health;
 use super::{Answers, Shared};
 use kvpool_disk::medium::{
-    Arrival, Expected, Landing, Loaded, Order as StoreNumber, Staged, Stamp, StoreError, Wanted,
-    Wrong,
+    Arrival, Expected, Invalid, Landing, Loaded, Medium, Staged, Stamp, StoreError, StoreNumber,
+    Wanted, Wrong,
 };
-use kvpool_disk::medium::{Invalid, Medium, Room};
 use kvpool_disk::{Buffer, IoError};
 use kvpool_proto::{self as proto, node_message::Body as ToMaster};
 use kvpool_transport::Slice;
@@ -22,15 +21,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How long a transfer waits for arena memory.
-pub(super) const ROOM: Duration = Duration::from_secs(1);
+pub(super) const MEMORY_WAIT: Duration = Duration::from_secs(1);
 /// The largest block in bytes that is verified on the disk's thread, if no other transfer is in progress. For
 /// such a block, waking another thread would take longer.
 const SHORT: Length = Length(2 << 20);
 
 /// An order of the master, its term, and the session to answer.
 #[derive(Debug)]
-pub(super) struct Order {
-    pub(super) order: proto::Transfer,
+pub(super) struct TransferOrder {
+    pub(super) transfer: proto::Transfer,
     pub(super) incarnation: Incarnation,
     pub(super) epoch: Epoch,
     pub(super) answers: Answers,
@@ -41,15 +40,15 @@ pub(super) struct Order {
 /// Bytes of a load, read and not yet verified.
 #[derive(Debug)]
 pub(super) struct Arrived {
-    order: Box<Order>,
+    order: Box<TransferOrder>,
     to: Extent,
-    bytes: Landed,
+    bytes: Unproved,
     health: Arc<Health>,
 }
 
-/// The place of a load's bytes.
+/// A load's bytes, which are not proved yet, by their place.
 #[derive(Debug)]
-enum Landed {
+enum Unproved {
     /// They are in arena memory.
     InArena(Arrival),
     /// They are in the block's own memory.
@@ -92,8 +91,8 @@ struct LoadTarget {
 
 /// The memory that a load fills.
 enum Destination {
-    /// Memory of the arena.
-    Arena(Room),
+    /// A buffer of the arena for the header and the block.
+    Arena(Buffer),
     /// A buffer for the header, and the block's own memory.
     InPlace(Buffer, Slice, Arc<WriteHook>),
 }
@@ -109,7 +108,7 @@ impl Abort for Unstoppable {
     }
 }
 
-impl Order {
+impl TransferOrder {
     /// Whether the block goes from memory to a medium.
     pub(super) fn is_store(&self) -> bool {
         let extents = self.extents();
@@ -130,14 +129,14 @@ impl Order {
                 length: Length(range.length),
             })
         };
-        let (from, to) = (extent(self.order.from)?, extent(self.order.to)?);
+        let (from, to) = (extent(self.transfer.from)?, extent(self.transfer.to)?);
         (from.length == to.length).then_some((from, to))
     }
 
     /// `takes_no_writes`: the disk refuses all writes.
     fn answer(&self, code: Code, takes_no_writes: bool) {
         let done = proto::TransferDone {
-            ticket: self.order.ticket,
+            ticket: self.transfer.ticket,
             code: code.to_wire().into(),
             takes_no_writes,
         };
@@ -158,13 +157,13 @@ fn lies_in_granules(to: &Extent) -> bool {
 
 impl Shared {
     /// Begins a transfer. It ends with one answer.
-    pub(super) fn begin_transfer(self: &Arc<Self>, order: Box<Order>) {
+    pub(super) fn begin_transfer(self: &Arc<Self>, order: Box<TransferOrder>) {
         let begun = match order.extents() {
             Some((from, _)) if from.segment.is_on_medium() => {
                 let mut work = self.work.lock();
                 // Loads get arena memory in the order of their arrival.
-                if !work.without_room.is_empty() {
-                    return work.without_room.push_back(order);
+                if !work.without_memory.is_empty() {
+                    return work.without_memory.push_back(order);
                 }
                 drop(work);
                 return self.begin_again(order);
@@ -179,7 +178,7 @@ impl Shared {
 
     /// Begins a load, or queues it until arena memory is free. The thread must not wait, since it also ends
     /// the loads that free memory.
-    pub(super) fn begin_again(self: &Arc<Self>, order: Box<Order>) {
+    pub(super) fn begin_again(self: &Arc<Self>, order: Box<TransferOrder>) {
         let Some((from, to)) = order.extents() else {
             return self.end(&order, Code::Malformed);
         };
@@ -189,7 +188,7 @@ impl Shared {
             Ok(target) => self.begin_load(order, to, target),
             Err(Code::Full) if may_wait => {
                 let mut work = self.work.lock();
-                work.without_room.push_front(order);
+                work.without_memory.push_front(order);
                 // A transfer that has ended since may have freed memory.
                 work.ended_at_try = ended;
             }
@@ -198,13 +197,13 @@ impl Shared {
     }
 
     /// Ends the loads that have waited too long for arena memory.
-    pub(super) fn give_up_without_room(&self) {
+    pub(super) fn give_up_without_memory(&self) {
         let now = tokio::time::Instant::now();
         let late = {
             let mut work = self.work.lock();
-            let orders = work.without_room.drain(..);
+            let orders = work.without_memory.drain(..);
             let (late, rest) = orders.partition(|order| order.until <= now);
-            work.without_room = rest;
+            work.without_memory = rest;
             Vec::from(late)
         };
         for order in late {
@@ -214,7 +213,10 @@ impl Shared {
 
     /// Begins a load if it can begin without waiting; otherwise returns the order. Call this on threads that must
     /// not wait.
-    pub(super) fn begin_at_once(self: &Arc<Self>, order: Box<Order>) -> Option<Box<Order>> {
+    pub(super) fn begin_at_once(
+        self: &Arc<Self>,
+        order: Box<TransferOrder>,
+    ) -> Option<Box<TransferOrder>> {
         let Some((from, to)) = order.extents() else {
             return Some(order);
         };
@@ -234,7 +236,7 @@ impl Shared {
         }
     }
 
-    fn end(&self, order: &Order, code: Code) {
+    fn end(&self, order: &TransferOrder, code: Code) {
         order.answer(code, false);
         self.ended();
     }
@@ -246,10 +248,10 @@ impl Shared {
 
     fn begin_store(
         self: &Arc<Self>,
-        order: Box<Order>,
+        order: Box<TransferOrder>,
         from: Extent,
         to: Extent,
-    ) -> Result<(), (Box<Order>, Code)> {
+    ) -> Result<(), (Box<TransferOrder>, Code)> {
         let Some(target) = self.attached(to.segment) else {
             return Err((order, Code::Unreachable));
         };
@@ -268,7 +270,7 @@ impl Shared {
 
     /// A buffer of the arena for a block that is stored.
     fn stage(&self, length: Length) -> Result<Staged, Code> {
-        let until = kvpool_seams::end_of_wait(ROOM);
+        let until = kvpool_seams::end_of_wait(MEMORY_WAIT);
         match Staged::take(&self.arena, length.0, Some(until)) {
             Ok(Some(staged)) => Ok(staged),
             Ok(None) => Err(Code::Full),
@@ -279,16 +281,16 @@ impl Shared {
     /// Stores a block that is in an arena buffer. The transfer ends when the store ends.
     fn store_staged(
         self: &Arc<Self>,
-        order: Box<Order>,
+        order: Box<TransferOrder>,
         staged: Staged,
         to: Extent,
         target: Target,
     ) {
         let stamp = Stamp {
             offset: to.offset.0 + DATA_START,
-            order: StoreNumber(order.order.version),
-            version: Version(order.order.version),
-            checksum: Checksum(order.order.checksum),
+            number: StoreNumber(order.transfer.version),
+            version: Version(order.transfer.version),
+            checksum: Checksum(order.transfer.checksum),
         };
         let shared = Arc::clone(self);
         let length = to.length;
@@ -332,18 +334,18 @@ impl Shared {
     /// it does not overtake others that wait for memory. The error is `Full` if the arena has no memory now.
     fn load_target(
         &self,
-        order: &Order,
+        order: &TransferOrder,
         from: Extent,
         to: Extent,
         at_once: bool,
     ) -> Result<LoadTarget, Code> {
         let expected = Expected {
-            order: None,
-            version: Version(order.order.version),
+            number: None,
+            version: Version(order.transfer.version),
             length: from.length.0,
-            checksum: Checksum(order.order.checksum),
+            checksum: Checksum(order.transfer.checksum),
         };
-        let wanted = Wanted::whole(from.offset.0 + DATA_START, expected);
+        let wanted = Wanted::new(from.offset.0 + DATA_START, expected);
         let wanted = wanted.map_err(|_| Code::TooLarge)?;
         let target = self.attached(from.segment).ok_or(Code::Unreachable)?;
         // A reader waits for a load. No caller waits for a store, so a load may overtake it.
@@ -357,11 +359,11 @@ impl Shared {
                 Destination::InPlace(header, memory.with_hook(hook.clone()), hook)
             }
             false => {
-                let room = match at_once {
+                let buffer = match at_once {
                     true => wanted.take(&self.arena, None),
                     false => wanted.take_first(&self.arena),
                 };
-                Destination::Arena(room.ok_or(Code::Full)?)
+                Destination::Arena(buffer.ok_or(Code::Full)?)
             }
         };
         Ok(LoadTarget {
@@ -371,7 +373,7 @@ impl Shared {
         })
     }
 
-    fn begin_load(self: &Arc<Self>, order: Box<Order>, to: Extent, target: LoadTarget) {
+    fn begin_load(self: &Arc<Self>, order: Box<TransferOrder>, to: Extent, target: LoadTarget) {
         let LoadTarget {
             target: Target { medium, health, .. },
             wanted,
@@ -395,12 +397,14 @@ impl Shared {
             shared.push(super::Job::Arrived(Box::new(arrived)));
         };
         match memory {
-            Destination::Arena(room) => {
-                medium.load(wanted, room, |arrival| arrived(Landed::InArena(arrival)));
+            Destination::Arena(buffer) => {
+                medium.load_into_arena(wanted, buffer, |arrival| {
+                    arrived(Unproved::InArena(arrival));
+                });
             }
             Destination::InPlace(header, memory, hook) => {
                 medium.load_into(wanted, header, memory, |landing| {
-                    arrived(Landed::InPlace(landing, hook));
+                    arrived(Unproved::InPlace(landing, hook));
                 });
             }
         }
@@ -413,7 +417,7 @@ impl Shared {
             bytes,
             health,
         } = arrived;
-        let (health, from) = (&health, order.order.from);
+        let (health, from) = (&health, order.transfer.from);
         let noted = |wrong: &Wrong| {
             match wrong {
                 Wrong::Io(error) => health.note(Err(error)),
@@ -432,7 +436,7 @@ impl Shared {
             }
         };
         let written = match bytes {
-            Landed::InArena(arrival) if to.segment.is_on_medium() => {
+            Unproved::InArena(arrival) if to.segment.is_on_medium() => {
                 let moved = match arrival.verify() {
                     Ok(loaded) => {
                         health.note(Ok(()));
@@ -445,8 +449,8 @@ impl Shared {
                 }
                 return;
             }
-            Landed::InArena(arrival) => self.write(&order, to, arrival),
-            Landed::InPlace(landing, hook) => self.prove(&order, to, landing, &hook),
+            Unproved::InArena(arrival) => self.write(&order, to, arrival),
+            Unproved::InPlace(landing, hook) => self.prove(&order, to, landing, &hook),
         };
         let code = written.inspect(|_| health.note(Ok(())));
         self.end(&order, code.unwrap_or_else(|wrong| noted(&wrong)));
@@ -455,7 +459,7 @@ impl Shared {
     /// Verifies a block where it lies. Readers can read it only afterwards.
     fn prove(
         &self,
-        order: &Order,
+        order: &TransferOrder,
         to: Extent,
         landing: Landing,
         hook: &WriteHook,
@@ -468,9 +472,9 @@ impl Shared {
         Ok(code)
     }
 
-    fn note_load(&self, order: &Order, to: Extent, code: Code, in_place: bool) {
+    fn note_load(&self, order: &TransferOrder, to: Extent, code: Code, in_place: bool) {
         if code == Code::Ok {
-            let (grant, version) = (order.order.grant_id, order.order.version);
+            let (grant, version) = (order.transfer.grant_id, order.transfer.version);
             self.store.is_load_of(&to, GrantId(grant), Version(version));
             self.store.metrics().media_loaded(to.length, in_place);
         }
@@ -479,23 +483,21 @@ impl Shared {
     /// Stores verified bytes at another extent of a medium.
     fn move_on(
         self: &Arc<Self>,
-        order: Box<Order>,
+        order: Box<TransferOrder>,
         to: Extent,
         loaded: Loaded,
-    ) -> Result<(), (Box<Order>, Code)> {
+    ) -> Result<(), (Box<TransferOrder>, Code)> {
         let Some(target) = self.attached(to.segment) else {
             return Err((order, Code::Unreachable));
         };
-        let Ok(staged) = Staged::from_loaded(loaded) else {
-            return Err((order, Code::TooLarge));
-        };
+        let staged = Staged::from_loaded(loaded);
         self.store_staged(order, staged, to, target);
         Ok(())
     }
 
     /// Writes a block into memory as a put would: each chunk after it is verified. Readers can read the block
     /// only after its last chunk.
-    fn write(&self, order: &Order, to: Extent, arrival: Arrival) -> Result<Code, Wrong> {
+    fn write(&self, order: &TransferOrder, to: Extent, arrival: Arrival) -> Result<Code, Wrong> {
         let guard = match self.admit(order, to) {
             Ok(guard) => guard,
             Err(code) => return arrival.give_up().map(|()| code),
@@ -506,12 +508,12 @@ impl Shared {
         Ok(code)
     }
 
-    fn admit(&self, order: &Order, to: Extent) -> Result<Box<dyn WriteGuard>, Code> {
-        let mac = order.order.grant.as_ref().try_into();
+    fn admit(&self, order: &TransferOrder, to: Extent) -> Result<Box<dyn WriteGuard>, Code> {
+        let mac = order.transfer.grant.as_ref().try_into();
         let grant = Grant {
             extent: to,
             epoch: order.epoch,
-            id: GrantId(order.order.grant_id),
+            id: GrantId(order.transfer.grant_id),
             mac: mac.map_err(|_| Code::GrantRefused)?,
         };
         match self

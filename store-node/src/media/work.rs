@@ -1,7 +1,7 @@
 //! The jobs of the media's threads, and the queues in which they wait.
 
 use super::Answers;
-use super::transfer::{Arrived, Order};
+use super::transfer::{Arrived, TransferOrder};
 use kvpool_proto as proto;
 use kvpool_types::{ClusterId, MediumId};
 use std::collections::VecDeque;
@@ -22,7 +22,7 @@ pub(super) struct Work {
     /// Orders for disks that did not answer, which are repeated at intervals.
     pub(super) later: Vec<Job>,
     /// Loads that wait for arena memory, in the order in which they get it.
-    pub(super) without_room: VecDeque<Box<Order>>,
+    pub(super) without_memory: VecDeque<Box<TransferOrder>>,
     /// Transfers that have begun and not ended.
     pub(super) in_flight: usize,
     /// The number of transfers that have ended. Each returned its memory to the arena.
@@ -39,9 +39,9 @@ pub(super) enum Job {
     OfferAgain,
     Attach(ClusterId, proto::AttachMedium, Answers),
     Reset(ClusterId, MediumId, Answers),
-    Transfer(Box<Order>),
+    Transfer(Box<TransferOrder>),
     /// A load that found no arena memory before.
-    Again(Box<Order>),
+    Again(Box<TransferOrder>),
     Arrived(Box<Arrived>),
 }
 
@@ -97,7 +97,7 @@ impl Work {
 
     /// Whether loads wait for a worker or for arena memory. A later load must not begin before them.
     pub(super) fn has_waiting_loads(&self) -> bool {
-        self.queued_loads > 0 || !self.without_room.is_empty()
+        self.queued_loads > 0 || !self.without_memory.is_empty()
     }
 
     /// The first job that can be done now. Jobs that free arena memory come before jobs that take it.
@@ -108,7 +108,7 @@ impl Work {
                     return Some(arrived);
                 }
                 if self.ended != self.ended_at_try
-                    && let Some(order) = self.without_room.pop_front()
+                    && let Some(order) = self.without_memory.pop_front()
                 {
                     return Some(Job::Again(order));
                 }

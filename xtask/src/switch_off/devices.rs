@@ -15,7 +15,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 8,
         what: "the arena takes every block that a zone takes",
-        file: "store-node/src/media.rs",
+        file: "store-node/src/media/opening.rs",
         on: "const ARENA: usize = 257 << 20;",
         off: "const ARENA: usize = 256 << 20;",
         package: "kvpool-store-node",
@@ -174,7 +174,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         what: "who ends loads does not wait for their room",
         file: "store-node/src/media/transfer.rs",
         on: "false => wanted.take_first(&self.arena),\n",
-        off: "false => wanted.take(&self.arena, Some(kvpool_seams::end_of_wait(ROOM))),\n",
+        off: "false => wanted.take(&self.arena, Some(kvpool_seams::end_of_wait(MEMORY_WAIT))),\n",
         package: "kvpool-store-node",
         test: "loads_that_wait_for_room_get_it_from_those_that_have_arrived",
     },
@@ -182,8 +182,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         invariant: 6,
         what: "a block that moves on a medium keeps its room",
         file: "store-node/src/media/transfer.rs",
-        on: "        let Ok(staged) = Staged::from_loaded(loaded) else {\n            \
-             return Err((order, Code::TooLarge));\n        };\n",
+        on: "        let staged = Staged::from_loaded(loaded);\n",
         off: "        let Ok(mut staged) = self.stage(to.length) else {\n            \
               return Err((order, Code::TooLarge));\n        };\n        \
               staged.data().copy_from_slice(&loaded);\n",
@@ -211,7 +210,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 5,
         what: "a node refuses a medium beside its copy",
-        file: "store-node/src/media.rs",
+        file: "store-node/src/media/opening.rs",
         on: "            refuse_twin(&disks, &disk)?;\n",
         off: "            let _unused = refuse_twin(&disks, &disk);\n",
         package: "kvpool-tests",

@@ -3,7 +3,9 @@ use super::inspect::inspect;
 use super::target::{InUse, Target};
 use super::verify::{Verification, verify};
 use crate::exit;
-use kvpool_disk::medium::{DATA_START, Formatted, Generation, Order, Staged, Stamp, footprint};
+use kvpool_disk::medium::{
+    DATA_START, Formatted, Generation, Staged, Stamp, StoreNumber, footprint,
+};
 use kvpool_transport::checksum::checksum;
 use kvpool_types::{ClusterId, MediumId, Version};
 use std::fs::{File, Permissions, read, write};
@@ -31,7 +33,7 @@ fn medium(directory: &Path, blocks: u64, is_clean: bool) -> (PathBuf, Vec<u64>) 
         staged.data().fill(u8::try_from(number).unwrap() + 1);
         let stamp = Stamp {
             offset,
-            order: Order(number),
+            number: StoreNumber(number),
             version: Version(number + 1),
             checksum: checksum(staged.data()),
         };

@@ -3,8 +3,8 @@
 use crate::GRANULE;
 use crate::medium::fields::checksum;
 use crate::medium::{
-    BadRanges, Generation, Header, HeaderWrong, MAX_BAD_RANGES, Order, Superblock, Unreadable,
-    footprint, header_bytes,
+    BadRanges, Generation, Header, HeaderWrong, MAX_BAD_RANGES, StoreNumber, Superblock,
+    Unreadable, footprint, header_bytes,
 };
 use kvpool_types::checksum::{CHUNK, combine_chunks};
 use kvpool_types::{Checksum, ClusterId, Length, MediumId, Version};
@@ -43,7 +43,7 @@ prop_compose! {
 
 prop_compose! {
     fn headers()(
-        medium: u128, offset: u64, order: u64, version: u64,
+        medium: u128, offset: u64, number: u64, version: u64,
         length in prop_oneof![1..MAX_BLOCK + 1, 1..4 * CHUNK, Just(MAX_BLOCK)],
         seed: u64,
     ) -> Header {
@@ -53,7 +53,7 @@ prop_compose! {
         Header {
             medium: MediumId(medium),
             offset,
-            order: Order(order),
+            number: StoreNumber(number),
             version: Version(version),
             length,
             checksum: combine_chunks(Length(length), &chunks),

@@ -50,7 +50,7 @@ fn a_bad_sector_is_never_used_again_and_outlives_a_detach_and_a_format() {
         rig::store(&rig.medium, &rig.arena, block).unwrap();
     }
     rig.device.bad.lock().push(bad.stamp.offset + STEP + 5);
-    let load = |block: &Block| rig::load_block(&rig.medium, &rig.arena, block, 0..9000);
+    let load = |block: &Block| rig::load_block(&rig.medium, &rig.arena, block);
     let wrong = load(&bad).unwrap_err();
     assert!(matches!(wrong, Wrong::Io(IoError::Medium(_))));
     assert!(rig.medium.bad_ranges().as_slice().is_empty());
@@ -89,7 +89,7 @@ fn a_second_store_into_a_bad_sector_fails_and_marks_it() {
     let failed = rig::store(&rig.medium, &rig.arena, &block);
     assert!(matches!(failed, Err(StoreError::Io(_))));
     assert!(rig.medium.bad_ranges().as_slice().is_empty());
-    rig::load_block(&rig.medium, &rig.arena, &good, 0..9000).unwrap();
+    rig::load_block(&rig.medium, &rig.arena, &good).unwrap();
     let failed = rig::store(&rig.medium, &rig.arena, &block);
     assert!(matches!(failed, Err(StoreError::Io(_))));
     // A disk that takes no writes may still be read.
@@ -127,7 +127,7 @@ fn a_bad_sector_is_found_while_nothing_else_is_read() {
     let bad = Block::new(DATA_START, 1, 1, 9000);
     rig::store(&rig.medium, &rig.arena, &bad).unwrap();
     rig.device.bad.lock().push(DATA_START);
-    let load = || rig::load_block(&rig.medium, &rig.arena, &bad, 0..9000).unwrap_err();
+    let load = || rig::load_block(&rig.medium, &rig.arena, &bad).unwrap_err();
     assert!(matches!(load(), Wrong::Io(_)));
     assert!(matches!(load(), Wrong::BadSector(_)));
 }
@@ -139,7 +139,7 @@ fn a_bad_sector_is_found_beside_a_superblock_that_cannot_be_read() {
         let bad = Block::new(DATA_START, 1, 1, 9000);
         rig::store(&rig.medium, &rig.arena, &bad).unwrap();
         *rig.device.bad.lock() = vec![slot * STEP, DATA_START];
-        let load = || rig::load_block(&rig.medium, &rig.arena, &bad, 0..9000).unwrap_err();
+        let load = || rig::load_block(&rig.medium, &rig.arena, &bad).unwrap_err();
         assert!(matches!(load(), Wrong::Io(_)));
         assert!(matches!(load(), Wrong::BadSector(_)));
     }
@@ -161,11 +161,11 @@ fn the_reads_of_superblocks_after_failures_are_bounded() {
     };
     let blocks = [0, 10, 20].map(|at| Block::new(DATA_START + at * STEP, at + 1, at + 1, 9000));
     let load = |block: &Block| {
-        let wanted = Wanted::part(block.stamp.offset, block.expected(), 0..9000).unwrap();
-        let room = wanted.take(&rig.arena, None).unwrap();
+        let wanted = Wanted::new(block.stamp.offset, block.expected()).unwrap();
+        let buffer = wanted.take(&rig.arena, None).unwrap();
         let (sender, receiver) = std::sync::mpsc::channel();
         let report = move |arrival: Arrival| sender.send(arrival.verify().unwrap_err()).unwrap();
-        rig.medium.load(wanted, room, report);
+        rig.medium.load_into_arena(wanted, buffer, report);
         receiver
     };
     let first: Vec<_> = blocks.iter().map(load).collect();
@@ -193,11 +193,11 @@ fn a_device_that_fails_every_request_has_no_bad_ranges_when_it_is_back() {
     let (kept, late) = blocks.split_at(2);
     for block in kept {
         rig::store(&rig.medium, &rig.arena, block).unwrap();
-        rig::load_block(&rig.medium, &rig.arena, block, 0..9000).unwrap();
+        rig::load_block(&rig.medium, &rig.arena, block).unwrap();
     }
     *rig.device.bad.lock() = (0..SIZE).step_by(GRANULE).collect();
     for block in [kept, kept, kept].concat() {
-        let wrong = rig::load_block(&rig.medium, &rig.arena, &block, 0..9000).unwrap_err();
+        let wrong = rig::load_block(&rig.medium, &rig.arena, &block).unwrap_err();
         assert!(matches!(wrong, Wrong::Io(IoError::Medium(_))));
         let failed = rig::store(&rig.medium, &rig.arena, &late[0]);
         assert!(matches!(failed, Err(StoreError::Io(_))));
@@ -205,7 +205,7 @@ fn a_device_that_fails_every_request_has_no_bad_ranges_when_it_is_back() {
     rig.device.bad.lock().clear();
     assert!(rig.medium.bad_ranges().as_slice().is_empty());
     for block in kept {
-        rig::load_block(&rig.medium, &rig.arena, block, 0..9000).unwrap();
+        rig::load_block(&rig.medium, &rig.arena, block).unwrap();
     }
     rig::store(&rig.medium, &rig.arena, &late[0]).unwrap();
 }
@@ -388,7 +388,7 @@ fn a_detach_waits_for_what_is_in_flight_and_refuses_new_work() {
         Err(StoreError::Invalid(Invalid::Detached))
     ));
     assert!(rig::flush(&rig.medium).is_err());
-    let refused = rig::load_block(&rig.medium, &rig.arena, &block, 0..1).unwrap_err();
+    let refused = rig::load_block(&rig.medium, &rig.arena, &block).unwrap_err();
     assert!(matches!(refused, Wrong::Invalid(Invalid::Detached)));
     rig.device.holds.store(false, Ordering::SeqCst);
     std::thread::scope(|scope| {
@@ -400,37 +400,6 @@ fn a_detach_waits_for_what_is_in_flight_and_refuses_new_work() {
     });
     stored.recv().unwrap().unwrap();
     assert!(rig::opened(&rig.engine, &rig.arena).superblock().clean);
-}
-
-#[test]
-fn a_range_far_behind_its_header_is_two_requests_that_may_end_in_any_order() {
-    let rig = rig();
-    let block = Block::new(DATA_START, 1, 1, 900_000);
-    rig::store(&rig.medium, &rig.arena, &block).unwrap();
-    for reversed in [false, true] {
-        rig.device.holds.store(true, Ordering::SeqCst);
-        let wanted = Wanted::part(DATA_START, block.expected(), 700_000..700_010).unwrap();
-        let room = wanted.take(&rig.arena, None).unwrap();
-        let (sender, receiver) = std::sync::mpsc::channel();
-        rig.medium.load(wanted, room, move |arrival| {
-            sender.send(arrival.verify()).unwrap()
-        });
-        rig.device.holds.store(false, Ordering::SeqCst);
-        let mut held: Vec<_> = std::mem::take(&mut *rig.device.held.lock());
-        assert_eq!(held.len(), 2);
-        if reversed {
-            held.reverse();
-        }
-        held.into_iter()
-            .for_each(|Held(request)| rig.device.submit(request));
-        assert_eq!(
-            *receiver.recv().unwrap().unwrap(),
-            block.bytes[700_000..700_010]
-        );
-    }
-    rig.device.bad.lock().push(DATA_START);
-    let wrong = rig::load_block(&rig.medium, &rig.arena, &block, 700_000..700_010).unwrap_err();
-    assert_eq!(wrong.kind(), "io");
 }
 
 #[test]
@@ -464,7 +433,7 @@ fn a_block_that_disagrees_with_the_directory_is_refused() {
     rig::store(&rig.medium, &rig.arena, &block).unwrap();
     let good = block.expected();
     let kind = |expected: Expected| {
-        let wanted = Wanted::whole(DATA_START, expected).unwrap();
+        let wanted = Wanted::new(DATA_START, expected).unwrap();
         rig::load(&rig.medium, &rig.arena, wanted)
             .unwrap_err()
             .kind()
@@ -501,7 +470,7 @@ fn places_outside_the_mediums_data_are_refused() {
             matches!(stored, Err(StoreError::Invalid(Invalid::Place(_)))),
             "{offset}"
         );
-        let wanted = Wanted::whole(offset, block.expected()).unwrap();
+        let wanted = Wanted::new(offset, block.expected()).unwrap();
         let wrong = rig::load(&rig.medium, &rig.arena, wanted).unwrap_err();
         assert_eq!(wrong.kind(), "invalid");
     }
@@ -512,8 +481,4 @@ fn places_outside_the_mediums_data_are_refused() {
         Staged::take(&rig.arena, Length::MAX_BLOCK.0, None),
         Ok(None)
     ));
-    let expected = Block::new(DATA_START, 1, 1, 100).expected();
-    for (start, end) in [(5, 5), (6, 5), (0, 101), (100, 101)] {
-        assert!(Wanted::part(DATA_START, expected, start..end).is_err());
-    }
 }

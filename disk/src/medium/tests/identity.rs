@@ -4,7 +4,7 @@ use super::corruption::{LENGTHS, Rig, SIZE, blocks, medium};
 use super::device::Device;
 use super::rig::{self, CLUSTER};
 use crate::medium::Judgement::{self, Accept, New};
-use crate::medium::{Formatted, Generation, Opened, Order, Wanted, judge};
+use crate::medium::{Formatted, Generation, Opened, StoreNumber, Wanted, judge};
 use crate::{Arena, Engine, GRANULE};
 use kvpool_types::{ClusterId, MediumId};
 use rand::rngs::StdRng;
@@ -146,15 +146,15 @@ fn rolled_back_and_cloned_images_are_new_and_never_give_wrong_bytes() {
 }
 
 #[test]
-fn the_order_may_be_unknown() {
+fn the_number_of_the_store_may_be_unknown() {
     let rig = Rig::new();
     let block = &rig.blocks[2];
     let mut expected = block.expected();
-    expected.order = None;
-    let wanted = Wanted::whole(block.stamp.offset, expected).unwrap();
+    expected.number = None;
+    let wanted = Wanted::new(block.stamp.offset, expected).unwrap();
     assert!(rig::load(&rig.medium, &rig.arena, wanted).unwrap() == *block.bytes);
-    expected.order = Some(Order(1));
-    let wanted = Wanted::whole(block.stamp.offset, expected).unwrap();
+    expected.number = Some(StoreNumber(1));
+    let wanted = Wanted::new(block.stamp.offset, expected).unwrap();
     let wrong = rig::load(&rig.medium, &rig.arena, wanted).unwrap_err();
     assert_eq!(wrong.kind(), "stale");
 }

@@ -7,7 +7,6 @@ use crate::{Arena, Engine, Event, GRANULE, Memory};
 use kvpool_types::MediumId;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -130,8 +129,8 @@ impl History {
             12 << 10
         };
         let length = self.random.random_range(1..longest);
-        let order = self.stores.len() as u64 + 1;
-        let mut block = Block::new(0, order, 1000 + order, length);
+        let number = self.stores.len() as u64 + 1;
+        let mut block = Block::new(0, number, 1000 + number, length);
         let footprint = block.range().end;
         if self.next / ZONE != (self.next + footprint - 1) / ZONE {
             self.next = self.next.next_multiple_of(ZONE) % (ZONES * ZONE);
@@ -220,7 +219,7 @@ fn no_power_cut_gives_wrong_bytes_or_loses_what_was_flushed() {
         for _ in 0..CUTS {
             let cut = history.random.random_range(0..=log.len());
             let image = history.image(&log, cut);
-            check(&mut history, cut, image, &mut tally);
+            check(&history, cut, image, &mut tally);
             tally.states += 1;
         }
     }
@@ -230,7 +229,7 @@ fn no_power_cut_gives_wrong_bytes_or_loses_what_was_flushed() {
 }
 
 /// Opens the device after the cut, and loads every block of the history.
-fn check(history: &mut History, cut: usize, image: Vec<u8>, tally: &mut Tally) {
+fn check(history: &History, cut: usize, image: Vec<u8>, tally: &mut Tally) {
     let engine: Arc<dyn Engine> = Arc::new(Memory::from_image(image));
     let formatted = match Formatted::open(Arc::clone(&engine), Arc::clone(&history.arena)) {
         Ok(Opened::Formatted(formatted)) => formatted,
@@ -258,8 +257,7 @@ fn check(history: &mut History, cut: usize, image: Vec<u8>, tally: &mut Tally) {
         .unwrap();
     for (at, stored) in history.stores.iter().enumerate() {
         let block = &stored.block;
-        let range = part_of(&mut history.random, block.length());
-        let outcome = rig::load_block(&medium, &history.arena, block, range.clone());
+        let outcome = rig::load_block(&medium, &history.arena, block);
         let overwritten = history.stores[at + 1..].iter().any(|later| {
             let (a, b) = (later.block.range(), block.range());
             later.began < cut && a.start < b.end && b.start < a.end
@@ -281,13 +279,4 @@ fn check(history: &mut History, cut: usize, image: Vec<u8>, tally: &mut Tally) {
         }
         tally.must += usize::from(must);
     }
-}
-
-/// The whole block, or some range of it.
-fn part_of(random: &mut StdRng, length: u64) -> Range<u64> {
-    if random.random_bool(0.5) {
-        return 0..length;
-    }
-    let start = random.random_range(0..length);
-    start..random.random_range(start + 1..=length)
 }

@@ -3,7 +3,8 @@
 use crate::medium::copies::perform;
 use crate::medium::fields::checksum;
 use crate::medium::{
-    Expected, Formatted, Medium, Opened, Order, Staged, Stamp, StoreError, Wanted, Wrong, footprint,
+    Expected, Formatted, Medium, Opened, Staged, Stamp, StoreError, StoreNumber, Wanted, Wrong,
+    footprint,
 };
 use crate::{Arena, Engine, GRANULE, Op};
 use kvpool_transport::memory::Region;
@@ -26,14 +27,14 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// A block whose bytes depend on its version and order.
-    pub(super) fn new(offset: u64, order: u64, version: u64, length: usize) -> Self {
+    /// A block whose bytes depend on its version and store.
+    pub(super) fn new(offset: u64, number: u64, version: u64, length: usize) -> Self {
         let mut bytes = vec![0; length];
-        StdRng::seed_from_u64(version.rotate_left(32) ^ order).fill_bytes(&mut bytes);
+        StdRng::seed_from_u64(version.rotate_left(32) ^ number).fill_bytes(&mut bytes);
         Self {
             stamp: Stamp {
                 offset,
-                order: Order(order),
+                number: StoreNumber(number),
                 version: Version(version),
                 checksum: checksum(&bytes),
             },
@@ -52,7 +53,7 @@ impl Block {
 
     pub(super) fn expected(&self) -> Expected {
         Expected {
-            order: Some(self.stamp.order),
+            number: Some(self.stamp.number),
             version: self.stamp.version,
             length: self.length(),
             checksum: self.stamp.checksum,
@@ -86,9 +87,9 @@ pub(super) fn flush(medium: &Medium) -> Result<(), StoreError> {
 }
 
 pub(super) fn load(medium: &Medium, arena: &Arc<Arena>, wanted: Wanted) -> Result<Vec<u8>, Wrong> {
-    let room = wanted.take(arena, None).unwrap();
+    let buffer = wanted.take(arena, None).unwrap();
     let (sender, receiver) = channel();
-    medium.load(wanted, room, move |arrival| {
+    medium.load_into_arena(wanted, buffer, move |arrival| {
         sender
             .send(arrival.verify().map(|loaded| loaded.to_vec()))
             .unwrap();
@@ -123,13 +124,8 @@ fn load_into(
 }
 
 /// Loads a block, and panics on wrong bytes, which must never happen.
-pub(super) fn load_block(
-    medium: &Medium,
-    arena: &Arc<Arena>,
-    block: &Block,
-    range: Range<u64>,
-) -> Result<(), Wrong> {
-    let wanted = Wanted::part(block.stamp.offset, block.expected(), range.clone()).unwrap();
+pub(super) fn load_block(medium: &Medium, arena: &Arc<Arena>, block: &Block) -> Result<(), Wrong> {
+    let wanted = Wanted::new(block.stamp.offset, block.expected()).unwrap();
     let in_place = load_into(medium, arena, &wanted, block.length());
     let loaded = load(medium, arena, wanted);
     if let Some(in_place) = in_place {
@@ -141,12 +137,7 @@ pub(super) fn load_block(
         }
     }
     let bytes = loaded?;
-    let range = usize::try_from(range.start).unwrap()..usize::try_from(range.end).unwrap();
-    assert!(
-        bytes == block.bytes[range],
-        "WRONG BYTES of {:?}",
-        block.stamp
-    );
+    assert!(bytes == **block.bytes, "WRONG BYTES of {:?}", block.stamp);
     Ok(())
 }
 

@@ -32,7 +32,7 @@ fn all(mut scan: Scan) -> Vec<Found> {
 
 fn intact(found: &[Found]) -> Vec<(u64, u64)> {
     let good = found.iter().filter(|found| found.verdict.is_ok());
-    good.map(|found| (found.offset, found.header.as_ref().unwrap().order.0))
+    good.map(|found| (found.offset, found.header.as_ref().unwrap().number.0))
         .collect()
 }
 
@@ -40,8 +40,8 @@ fn intact(found: &[Found]) -> Vec<(u64, u64)> {
 fn lay(lengths: &[(usize, u64)]) -> Vec<Block> {
     let mut next = DATA_START;
     let mut blocks = vec![];
-    for (order, (length, gap)) in (1..).zip(lengths) {
-        let block = Block::new(next + gap * STEP, order, order, *length);
+    for (number, (length, gap)) in (1..).zip(lengths) {
+        let block = Block::new(next + gap * STEP, number, number, *length);
         next = block.range().end;
         if next > SIZE {
             break;
@@ -65,7 +65,7 @@ proptest! {
             rig::store(&medium, &arena, block).unwrap();
         }
         let places = |blocks: &[Block]| -> Vec<_> {
-            blocks.iter().map(|b| (b.stamp.offset, b.stamp.order.0)).collect()
+            blocks.iter().map(|b| (b.stamp.offset, b.stamp.number.0)).collect()
         };
         let found = all(medium.scan(DATA_START..SIZE).unwrap());
         prop_assert_eq!(found.len(), blocks.len());
