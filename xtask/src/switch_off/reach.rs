@@ -150,6 +150,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
     (
         MISS,
         &[
+            "a slow log makes no extent stuck",
             "a background round takes nothing used later than the blocks that a drain copies",
             "no room is made for a move whose source has no session",
             "a load that failed for another reason leaves its copy readable",
