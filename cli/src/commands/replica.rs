@@ -270,7 +270,22 @@ impl Which {
 }
 
 fn parse_id(text: &str) -> Result<u64, String> {
-    let id = (text.len() == 16).then(|| u64::from_str_radix(text, 16).ok());
+    // A parsed number may also begin with a sign.
+    let is_id = text.len() == 16 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let id = is_id.then(|| u64::from_str_radix(text, 16).ok());
     id.flatten()
         .ok_or_else(|| "a task id has 16 hexadecimal digits".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_id_has_hexadecimal_digits_alone() {
+        assert_eq!(parse_id("00ff00ff00ff00ff"), Ok(0x00ff_00ff_00ff_00ff));
+        for wrong in ["+0ff00ff00ff00ff", "ff", "", "xxxxxxxxxxxxxxxx"] {
+            assert!(parse_id(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from mooncake._settings import (
     rdma_devices_here,
     read_settings,
 )
+from mooncake._still_open import still_open
 
 # The result of `health_check` when the master does not answer.
 _NO_ANSWER = 2
@@ -44,8 +44,6 @@ _REQUIRED = (
 _open: weakref.WeakSet[SetupMethods] = weakref.WeakSet()
 # The stores of a parent process are closed there.
 os.register_at_fork(after_in_child=_open.clear)
-# How often the open stores are listed while other threads set stores up.
-_ATTEMPTS = 100
 
 
 class SetupMethods(SegmentMethods):
@@ -312,17 +310,9 @@ class SetupMethods(SegmentMethods):
         return self.get_hostname()
 
 
-def _still_open() -> list[SetupMethods]:
-    for _ in range(_ATTEMPTS):
-        # The set raises this if it changes meanwhile.
-        with contextlib.suppress(RuntimeError):
-            return list(_open)
-    return []
-
-
 @atexit.register
 def _close_all() -> None:
-    for store in _still_open():
+    for store in still_open(_open):
         name = store.get_hostname()
         log.info("%s is closed, because the process ends", name)
         try:

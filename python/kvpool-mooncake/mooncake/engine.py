@@ -46,6 +46,7 @@ from mooncake._engine_memory import MemoryMethods as _MemoryMethods
 from mooncake._engine_transfers import TransferMethods as _TransferMethods
 from mooncake._rpc import ReceivedData, ReceivedTensor, RpcInterface, create_rpc_client, create_rpc_server
 from mooncake._shared_segment import SharedSegment
+from mooncake._still_open import still_open as _still_open
 
 __all__ = [
     "CoroRPCInterface",
@@ -275,7 +276,7 @@ class TransferEngine(_MemoryMethods, _TransferMethods, _BackgroundMethods, _Cuda
 
 @_atexit.register
 def _close_all() -> None:
-    for engine in list(_open):
+    for engine in _still_open(_open):
         with _contextlib.suppress(RuntimeError):
             engine.close()
 

@@ -10,11 +10,13 @@ import socket
 import subprocess
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from mooncake._clients import announce_client
+from mooncake._still_open import still_open
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 from live_pools import LivePool, free_port
 
@@ -399,3 +401,29 @@ def test_health_is_2_while_the_master_is_away(connect: Connect, own_pool: LivePo
     assert store.health_check() == 2
     own_pool.start_master()
     assert store.health_check() == 0
+
+
+class Opened:
+    """A member of a set of open things."""
+
+
+class ChangingSet(weakref.WeakSet[Opened]):
+    """Another thread changes the set while it is listed, a number of times."""
+
+    changes = 0
+
+    def __iter__(self) -> Iterator[Opened]:
+        if self.changes > 0:
+            self.changes -= 1
+            raise RuntimeError("Set changed size during iteration")
+        return super().__iter__()
+
+
+def test_what_is_open_at_the_end_is_found_although_other_threads_open_more() -> None:
+    one = Opened()
+    opened = ChangingSet()
+    opened.add(one)
+    opened.changes = 5
+    assert still_open(opened) == [one]
+    opened.changes = 1_000_000
+    assert still_open(opened) == [], "the end of the process must not wait"
