@@ -327,7 +327,7 @@ impl Pool {
         self.journal().has_room()
     }
 
-    /// Why the store has taken no write for [`STALL_TOLD`]. Puts wait meanwhile, and gets continue.
+    /// Why the store has taken no write for 5 s or longer. Puts wait meanwhile, and gets continue.
     pub fn stalled(&self) -> Option<String> {
         let stalled = self.store.stalled()?;
         (stalled.waited >= STALL_TOLD).then(|| {

@@ -76,7 +76,7 @@ impl Candidate {
     ///
     /// # Errors
     ///
-    /// [`CandidateError`] when the password file cannot be read, or when etcd refuses the settings.
+    /// `CandidateError` when the password file cannot be read, or when etcd refuses the settings.
     /// An unreachable etcd is not an error.
     pub async fn start(
         seat: Arc<Seat>,

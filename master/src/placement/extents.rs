@@ -201,7 +201,7 @@ impl Extents {
     /// first. `None` when no range is long enough, or for zero bytes.
     ///
     /// Eight or more whole pages begin at a page, in the shortest range that allows it. If the first
-    /// [`MOST_TRIED`] ranges do not allow it, they begin in the shortest range that they fit into.
+    /// `MOST_TRIED` ranges do not allow it, they begin in the shortest range that they fit into.
     pub fn allocate(&mut self, length: Length) -> Option<(ExtentIndex, Offset)> {
         let wanted = granules(length);
         if wanted == 0 {
