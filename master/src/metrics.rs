@@ -375,7 +375,7 @@ impl Metrics {
                 )?,
                 store_alarms: gauge(
                     "store_alarms",
-                    "Active alarms of the metadata store: those of etcd, one if it takes no write, or a full data directory.",
+                    "Active alarms of the metadata store: etcd's own, no writes taken, or a full data directory.",
                 )?,
                 term_left_ms: gauge(
                     "term_left_milliseconds",

@@ -13,7 +13,7 @@
 //! * `write` has the fenced transaction. While its outcome is unknown, the store repeats it until the term is
 //!   abandoned. Every transaction is idempotent.
 //! * `log`, `snapshots`: the log and the snapshots. `election`: leases, the leader, the members.
-//! * `follow`: the log as it grows, for a standby. `maintenance`: keeps etcd small. `patience`: the time limits of calls.
+//! * `follow`: the log as it grows, for a standby. `maintenance`: keeps etcd small. `patience`: time limits of calls.
 //!
 //! **Architecture Invariant:** no write of a term takes effect after another term has begun. An
 //! acknowledged group is in the log exactly once.

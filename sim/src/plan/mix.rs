@@ -43,7 +43,7 @@ impl Call {
     ];
 }
 
-/// The weight of each call, in the order of [`Call::ALL`].
+/// The weight of each call, in the order of `Call::ALL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mix([u64; 8]);
 
