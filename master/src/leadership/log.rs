@@ -100,7 +100,9 @@ async fn follow(
     loop {
         match log.next().await {
             Ok((seq, group)) => {
-                outage.ended();
+                if outage.end() {
+                    tracing::info!("the metadata log is read again");
+                }
                 *after = seq;
                 if sender.send(Ok((seq, group))).await.is_err() {
                     return Ok(());
@@ -125,9 +127,17 @@ struct Outage {
 }
 
 impl Outage {
-    /// Notes a failure. The first one after [`TELL_AFTER`] is a warning.
+    /// Notes a failure.
     fn failed(&mut self, error: &StoreError) {
-        let now = Instant::now();
+        if self.is_due(Instant::now()) {
+            tracing::warn!(%error, "the metadata log cannot be read: this master does not follow it; trying again");
+        } else {
+            tracing::debug!(%error, "metadata log not read, trying again");
+        }
+    }
+
+    /// Notes a failure at `now`. Returns true for the first one after [`TELL_AFTER`].
+    fn is_due(&mut self, now: Instant) -> bool {
         let began = match self.failures {
             Some((first, last)) if now.duration_since(last) < OUTAGE_GAP => first,
             _ => {
@@ -136,18 +146,42 @@ impl Outage {
             }
         };
         self.failures = Some((began, now));
-        if self.is_told || now.duration_since(began) < TELL_AFTER {
-            tracing::debug!(%error, "metadata log not read, trying again");
-            return;
-        }
-        self.is_told = true;
-        tracing::warn!(%error, "the metadata log cannot be read: this master does not follow it; trying again");
+        let is_due = !self.is_told && now.duration_since(began) >= TELL_AFTER;
+        self.is_told |= is_due;
+        is_due
     }
 
-    /// A group was read.
-    fn ended(&mut self) {
-        if self.failures.take().is_some() && std::mem::take(&mut self.is_told) {
-            tracing::info!("the metadata log is read again");
-        }
+    /// Notes that a group was read. Returns true if the outage before it was told.
+    fn end(&mut self) -> bool {
+        self.failures = None;
+        std::mem::take(&mut self.is_told)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_that_cannot_be_read_is_told_once_until_it_is_read_again() {
+        let start = Instant::now();
+        let mut outage = Outage::default();
+        let told = |outage: &mut Outage, seconds: std::ops::Range<u64>, step: usize| {
+            let is_due = |second: &u64| outage.is_due(start + Duration::from_secs(*second));
+            seconds.step_by(step).filter(is_due).collect::<Vec<_>>()
+        };
+        assert_eq!(told(&mut outage, 0..50, 1), [5]);
+        assert!(outage.end());
+        assert!(!outage.end(), "it is over");
+        assert_eq!(told(&mut outage, 100..150, 1), [105]);
+        let rare = OUTAGE_GAP.as_secs();
+        let apart = 150 + rare..150 + 10 * rare;
+        let step = usize::try_from(rare).unwrap();
+        assert_eq!(
+            told(&mut outage, apart, step),
+            [0; 0],
+            "each ends by itself"
+        );
+        assert!(!outage.end());
     }
 }
