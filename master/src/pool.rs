@@ -86,7 +86,7 @@ use crate::placement::Placement;
 use crate::placement::quarantine::{Freed, Quarantine};
 use crate::reservations::Reservations;
 use crate::store::journal::{Ack, Journal};
-use crate::store::{LogSeq, MetadataStore, Record, StoreError};
+use crate::store::{LogSeq, MetadataStore, Record, Stalled, StoreError};
 use crate::term::Term;
 use crate::tier::Tier;
 use crate::workers::Wake;
@@ -328,12 +328,9 @@ impl Pool {
     }
 
     /// Why the store has taken no write for 5 s or longer. Puts wait meanwhile, and gets continue.
-    pub fn stalled(&self) -> Option<String> {
-        let stalled = self.store.stalled()?;
-        (stalled.waited >= STALL_TOLD).then(|| {
-            let seconds = stalled.waited.as_secs();
-            format!("no write has succeeded for {seconds} s: {}", stalled.reason)
-        })
+    pub fn stalled(&self) -> Option<Stalled> {
+        let stalled = self.store.stalled();
+        stalled.filter(|stalled| stalled.waited >= STALL_TOLD)
     }
 
     /// False while the store would refuse a record, or would wait for space. A load, a store or a

@@ -99,6 +99,13 @@ pub struct Stalled {
     pub reason: String,
 }
 
+impl fmt::Display for Stalled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.waited.as_secs();
+        write!(f, "no write has succeeded for {seconds} s: {}", self.reason)
+    }
+}
+
 /// For each shard with a snapshot: the snapshot's position and bytes.
 pub type SnapshotPositions = BTreeMap<ShardIndex, (LogSeq, u64)>;
 

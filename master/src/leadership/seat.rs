@@ -195,6 +195,26 @@ impl Seat {
         }
     }
 
+    /// The answer of `/readyz`.
+    ///
+    /// # Errors
+    ///
+    /// The reason why this master should get no calls, for people.
+    pub fn ready(&self) -> Result<(), String> {
+        match self.role() {
+            Role::Leader => self.pool().map_or(Ok(()), |pool| {
+                pool.healthy()?;
+                // A full store is not a failure of health: gets continue, and a restart would not help.
+                pool.has_room().map_err(|error| error.to_string())?;
+                let stalled = pool.stalled();
+                stalled.map_or(Ok(()), |stalled| Err(stalled.to_string()))
+            }),
+            Role::Standby => Ok(()),
+            Role::ReadOnly => Err("read-only: the leader lease was not renewed in time".to_owned()),
+            Role::Starting => Err(self.reason()),
+        }
+    }
+
     /// The leader, as far as this master knows.
     pub fn known(&self) -> Known {
         self.state.read().known.clone()
@@ -317,7 +337,7 @@ impl Seat {
         if let Some(stalled) = pool.as_ref().and_then(|pool| pool.stalled())
             && store.alarms.is_empty()
         {
-            store.alarms.push(stalled);
+            store.alarms.push(stalled.to_string());
         }
         note_the_gone(&mut members, &known.leader);
         let role = self.role();

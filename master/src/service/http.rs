@@ -1,6 +1,6 @@
 //! The HTTP port: probes, metrics, the page, and a read-only JSON view of nodes, segments and counters.
 
-use crate::leadership::{Role, Seat};
+use crate::leadership::Seat;
 use crate::membership::UnusedMedium;
 use crate::overview::Watch;
 use crate::pool::{MediumView, Pool};
@@ -22,19 +22,7 @@ impl Health for SeatHealth {
     }
 
     fn ready(&self) -> Result<(), String> {
-        match self.0.role() {
-            // A full store is not a failure of health: gets continue, and a restart would not help.
-            Role::Leader => self.healthy().and_then(|()| {
-                let pool = self.0.pool();
-                pool.map_or(Ok(()), |pool| {
-                    pool.has_room().map_err(|error| error.to_string())?;
-                    pool.stalled().map_or(Ok(()), Err)
-                })
-            }),
-            Role::Standby => Ok(()),
-            Role::ReadOnly => Err("read-only: the leader lease was not renewed in time".to_owned()),
-            Role::Starting => Err(self.0.reason()),
-        }
+        self.0.ready()
     }
 
     /// Without this refresh, a monitor would read the role of the last report, up to half a second

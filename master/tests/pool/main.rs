@@ -25,6 +25,7 @@ mod room;
 mod scans;
 mod silence;
 mod stop;
+mod store_stall;
 mod tenancy;
 mod tenancy_changes;
 mod tenancy_media;

@@ -341,6 +341,35 @@ async fn certificates_and_a_password_are_used() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_write_that_a_full_etcd_refuses_waits_no_longer() {
+    let directory = tempfile::tempdir().unwrap();
+    let setup = Setup {
+        quota_bytes: Some(16 << 20),
+        ..Setup::default()
+    };
+    let etcd = started!(
+        "a_write_that_a_full_etcd_refuses_waits_no_longer",
+        Etcd::start_with(directory.path(), &setup)
+    );
+    let store = open(&etcd, "c").await;
+    let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
+    append(&store, epoch, 1..=1).await;
+    let mut refused = Ok(());
+    for _ in 0..400 {
+        let part = Bytes::from(vec![9u8; 900_000]);
+        let put = store.put_snapshot(epoch, ShardIndex(0), LogSeq(1), vec![part]);
+        refused = put.await;
+        if refused.is_err() {
+            break;
+        }
+        // etcd checks its file's size every tenth of a second.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(matches!(refused, Err(StoreError::NoSpace)), "{refused:?}");
+    assert_eq!(store.stalled(), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_full_etcd_stalls_appends_until_maintenance_made_room() {
     let directory = tempfile::tempdir().unwrap();
     let setup = Setup {

@@ -16,7 +16,7 @@ use kvpool_master::pool::{CommitItem, Granted, Pool, ReserveOptions, TermStart};
 use kvpool_master::standby::Standby;
 use kvpool_master::store::{
     EmbeddedOptions, EmbeddedStore, JournalOptions, LogSeq, LogSpan, MetadataStore, ShardIndex,
-    Snapshot, SnapshotPositions, StoreError,
+    Snapshot, SnapshotPositions, Stalled, StoreError,
 };
 use kvpool_master::term::Term;
 use kvpool_proto::master_message::Body;
@@ -39,6 +39,8 @@ pub(crate) struct Gated {
     pub(crate) has_no_space: AtomicBool,
     /// Whether an append waits for space.
     waits_for_space: AtomicBool,
+    /// While set, the store says why it has taken no write.
+    pub(crate) stalled: parking_lot::Mutex<Option<Stalled>>,
 }
 
 impl Gated {
@@ -75,6 +77,9 @@ impl MetadataStore for Gated {
     }
     fn is_full(&self) -> bool {
         self.waits_for_space.load(Ordering::SeqCst)
+    }
+    fn stalled(&self) -> Option<Stalled> {
+        self.stalled.lock().clone()
     }
     async fn make_room(&self, bytes: u64) -> Result<(), StoreError> {
         self.check_room()?;
@@ -132,6 +137,7 @@ pub(crate) async fn pool_at(
         is_full: AtomicBool::default(),
         has_no_space: AtomicBool::default(),
         waits_for_space: AtomicBool::default(),
+        stalled: parking_lot::Mutex::default(),
     });
     let metrics = Arc::new(Metrics::new().unwrap());
     let kept = Arc::clone(&store) as Arc<dyn MetadataStore>;

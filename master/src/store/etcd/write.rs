@@ -161,6 +161,13 @@ impl EtcdStore {
         let mut uncertain = false;
         let mut pause = BACKOFF.0;
         let mut waits_for_space = None;
+        let mut has_stalled = false;
+        // Another error ends the write, so nothing waits any more.
+        let goes_on = |error: &Error| match error {
+            Error::TooLarge { .. } => false,
+            Error::NoSpace => when_full == WhenFull::Wait,
+            _ => true,
+        };
         loop {
             let tried = async {
                 let client = self.patience.lock().of(&self.client);
@@ -170,14 +177,15 @@ impl EtcdStore {
                     Err(Error::Unavailable { .. }) => self.patience.lock().failed(begun.elapsed()),
                     _ => self.patience.lock().answered(begun.elapsed()),
                 }
-                if let Err(error) = &outcome {
+                if let Err(error) = &outcome
+                    && goes_on(error)
+                {
+                    has_stalled = true;
                     self.stalled(error);
-                    if *error == Error::NoSpace && when_full == WhenFull::Wait {
+                    if *error == Error::NoSpace {
                         waits_for_space.get_or_insert_with(|| SpaceWait::begin(&self.space_waits));
                     }
-                    if !matches!(error, Error::TooLarge { .. }) {
-                        tokio::time::sleep(pause).await;
-                    }
+                    tokio::time::sleep(pause).await;
                 }
                 outcome
             };
@@ -195,6 +203,9 @@ impl EtcdStore {
                 outcome = tried => outcome,
             };
             pause = (pause * 2).min(BACKOFF.1);
+            if has_stalled && outcome.as_ref().is_err_and(|error| !goes_on(error)) {
+                *self.stall.lock() = None;
+            }
             match outcome {
                 Ok(outcome) => {
                     *self.stall.lock() = None;
