@@ -7,5 +7,7 @@
 
 mod certificates;
 mod process;
+mod slow_link;
 
 pub use process::{Etcd, EtcdCluster, Setup, StartError, binary};
+pub use slow_link::SlowLink;

@@ -1,7 +1,7 @@
 //! The client against real etcd processes.
 
 use kvpool_etcd::kv::{Compare, Op, Range, Txn};
-use kvpool_etcd::testing::{Etcd, EtcdCluster, Setup, StartError};
+use kvpool_etcd::testing::{Etcd, EtcdCluster, Setup, SlowLink, StartError};
 use kvpool_etcd::watch::{Event, WatchOptions};
 use kvpool_etcd::{Client, Error, Options, discover};
 use std::time::{Duration, Instant};
@@ -158,6 +158,36 @@ async fn a_pause_of_the_caller_does_not_break_its_watch() {
         // Nothing arrived meanwhile.
         tokio::time::sleep(pause).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_without_an_answer_costs_the_connection_only_if_others_have_none_either() {
+    let directory = tempfile::tempdir().unwrap();
+    let etcd = started!(
+        "a_call_without_an_answer_costs_the_connection_only_if_others_have_none_either",
+        Etcd::start(directory.path())
+    );
+    let link = SlowLink::to(&etcd.endpoints()[0]).await.unwrap();
+    let client = Client::new(&Options::new([link.address()])).unwrap();
+    let client = client.within(Duration::from_secs(10));
+    client.get("k").await.unwrap();
+    link.delay(Duration::from_secs(2));
+    let other = {
+        let client = client.clone();
+        tokio::spawn(async move { client.get("k").await })
+    };
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    // The answer to the other call comes while this one waits.
+    let hasty = client.within(Duration::from_millis(1500));
+    let late = hasty.get("k").await.unwrap_err();
+    assert!(late.is_retryable(), "{late}");
+    other.await.unwrap().unwrap();
+    client.get("k").await.unwrap();
+    assert_eq!(link.connections(), 1);
+    let late = hasty.get("k").await.unwrap_err();
+    assert!(late.is_retryable(), "{late}");
+    client.get("k").await.unwrap();
+    assert_eq!(link.connections(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,82 +1,28 @@
-//! An etcd that answers late.
+//! An etcd whose answers arrive late or slowly.
 
-use crate::etcd::{append, group, next_of, started};
-use kvpool_etcd::testing::Etcd;
+use crate::etcd::{append, assert_log, group, next_of, open, started};
+use bytes::Bytes;
+use kvpool_etcd::testing::{Etcd, SlowLink};
 use kvpool_master::store::etcd::{EtcdOptions, EtcdStore};
-use kvpool_master::store::{LogSeq, MetadataStore};
+use kvpool_master::store::{LogSeq, MetadataStore, ShardIndex, StoreError};
 use kvpool_types::Epoch;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::timeout;
 
 /// Longer than the limit of a call, 1 s.
 const LATE: Duration = Duration::from_millis(1500);
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An address in front of etcd. Each byte of etcd's answers arrives later by the delay.
-struct Late {
-    address: String,
-    delay_ms: Arc<AtomicU64>,
+async fn open_over(link: &SlowLink, request_timeout: Duration) -> EtcdStore {
+    let options = EtcdOptions {
+        request_timeout,
+        ..EtcdOptions::new([link.address()], "c")
+    };
+    EtcdStore::open(&options).await.unwrap()
 }
 
-impl Late {
-    async fn start(etcd: &Etcd) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        let endpoint = etcd.endpoints().into_iter().next().unwrap();
-        let behind = endpoint.trim_start_matches("http://").to_owned();
-        let delay_ms = Arc::new(AtomicU64::new(0));
-        let delay = Arc::clone(&delay_ms);
-        tokio::spawn(async move {
-            loop {
-                let (client, _) = listener.accept().await.unwrap();
-                let server = TcpStream::connect(&behind).await.unwrap();
-                tokio::spawn(pass(client, server, Arc::clone(&delay)));
-            }
-        });
-        Self { address, delay_ms }
-    }
-
-    fn set(&self, delay: Duration) {
-        let delay = u64::try_from(delay.as_millis()).unwrap();
-        self.delay_ms.store(delay, Ordering::SeqCst);
-    }
-
-    async fn open(&self) -> EtcdStore {
-        let options = EtcdOptions::new([self.address.clone()], "c");
-        EtcdStore::open(&options).await.unwrap()
-    }
-}
-
-/// Passes bytes on until one side closes. A failure means that the other side has left.
-async fn pass(client: TcpStream, server: TcpStream, delay_ms: Arc<AtomicU64>) {
-    let (mut from_client, mut to_client) = client.into_split();
-    let (mut from_server, mut to_server) = server.into_split();
-    let (sender, mut late) = mpsc::unbounded_channel();
-    let requests = async { copy(&mut from_client, &mut to_server).await.map(drop) };
-    let answers = async {
-        loop {
-            let mut bytes = vec![0; 64 << 10];
-            let count = from_server.read(&mut bytes).await?;
-            bytes.truncate(count);
-            let delay = Duration::from_millis(delay_ms.load(Ordering::SeqCst));
-            if count == 0 || sender.send((Instant::now() + delay, bytes)).is_err() {
-                return Ok(());
-            }
-        }
-    };
-    let arrivals = async {
-        while let Some((due, bytes)) = late.recv().await {
-            sleep_until(due).await;
-            to_client.write_all(&bytes).await?;
-        }
-        Ok::<_, std::io::Error>(())
-    };
-    let _left = tokio::try_join!(requests, answers, arrivals);
+async fn link_to(etcd: &Etcd) -> SlowLink {
+    SlowLink::to(&etcd.endpoints()[0]).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -86,17 +32,17 @@ async fn an_append_whose_answer_always_comes_late_ends() {
         "an_append_whose_answer_always_comes_late_ends",
         Etcd::start(directory.path())
     );
-    let late = Late::start(&etcd).await;
-    let store = late.open().await;
+    let link = link_to(&etcd).await;
+    let store = open_over(&link, Duration::from_secs(1)).await;
     let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
     append(&store, epoch, 1..=1).await;
-    late.set(LATE);
+    link.delay(LATE);
     timeout(PATIENCE, append(&store, epoch, 2..=3))
         .await
         .unwrap();
     assert!(store.stalled().is_none());
-    late.set(Duration::ZERO);
-    crate::etcd::assert_log(&store, 3).await;
+    link.delay(Duration::ZERO);
+    assert_log(&store, 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -106,12 +52,12 @@ async fn a_standby_follows_an_etcd_whose_answers_come_late() {
         "a_standby_follows_an_etcd_whose_answers_come_late",
         Etcd::start(directory.path())
     );
-    let late = Late::start(&etcd).await;
-    let leader = crate::etcd::open(&etcd, "c").await;
-    let standby = late.open().await;
+    let link = link_to(&etcd).await;
+    let leader = open(&etcd, "c").await;
+    let standby = open_over(&link, Duration::from_secs(1)).await;
     let epoch = leader.begin_epoch(Epoch(1)).await.unwrap();
     append(&leader, epoch, 1..=20).await;
-    late.set(LATE);
+    link.delay(LATE);
     let mut follow = standby.follow(LogSeq(0)).await.unwrap();
     let all = async {
         // A read, the opening of a watch and its first group each need several tries.
@@ -122,4 +68,47 @@ async fn a_standby_follows_an_etcd_whose_answers_come_late() {
         assert_eq!(next_of(&mut follow).await, (LogSeq(21), group(21)));
     };
     timeout(PATIENCE, all).await.unwrap();
+}
+
+/// The first read of each kind requests 8 values. They take longer than the longest limit, which is 8 times that of
+/// the options.
+#[tokio::test(flavor = "multi_thread")]
+async fn large_values_are_read_over_a_slow_link() {
+    let directory = tempfile::tempdir().unwrap();
+    let etcd = started!(
+        "large_values_are_read_over_a_slow_link",
+        Etcd::start(directory.path())
+    );
+    let link = link_to(&etcd).await;
+    let leader = open(&etcd, "c").await;
+    let standby = open_over(&link, Duration::from_millis(200)).await;
+    let epoch = leader.begin_epoch(Epoch(1)).await.unwrap();
+    let group = |seq: u64| {
+        // The last group has 8 pieces.
+        let bytes = if seq == 9 { 8 << 20 } else { 1 << 20 };
+        Bytes::from(vec![u8::try_from(seq).unwrap(); bytes])
+    };
+    for seq in 1..=9 {
+        let appended = leader.append(epoch, LogSeq(seq), group(seq)).await;
+        appended.unwrap();
+    }
+    let parts = vec![Bytes::from(vec![1; 400_000]); 8];
+    let put = leader.put_snapshot(epoch, ShardIndex(0), LogSeq(0), parts.clone());
+    put.await.unwrap();
+    link.limit(4 << 20);
+    let mut follow = standby.follow(LogSeq(0)).await.unwrap();
+    for seq in 1..=9 {
+        assert_eq!(next_of(&mut follow).await, (LogSeq(seq), group(seq)));
+    }
+    let snapshot = async {
+        loop {
+            // What an earlier read left on the connection may delay this one.
+            match standby.read_snapshot(ShardIndex(0)).await {
+                Err(StoreError::Unavailable { .. }) => {}
+                read => return read.unwrap(),
+            }
+        }
+    };
+    let snapshot = timeout(PATIENCE, snapshot).await.unwrap();
+    assert_eq!(snapshot.unwrap().chunks, parts);
 }

@@ -43,6 +43,7 @@ const BY_FILE: &[(&str, &str)] = &[
     ("store-node/src/fence/boards.rs", SOCKETS),
     ("store-node/src/node.rs", SOCKETS),
     ("tls/", IDENTITY),
+    ("etcd/", STORES),
     ("daemon/", IDENTITY),
     ("cli/", IDENTITY),
     ("master/src/service/rights", IDENTITY),

@@ -143,7 +143,7 @@ impl LogWatch {
     /// Reads further from `next`, and changes to watching at the end of the log. After a read without an answer the
     /// next one has a longer limit and fewer groups.
     async fn read(&mut self) -> Result<(), StoreError> {
-        let groups = self.keys.log_from(self.next).limit(self.size.groups());
+        let groups = self.keys.log_from(self.next).limit(self.size.count());
         let first = self.keys.log_from(LogSeq(0)).limit(1).keys_only();
         let read = Txn::new()
             .then(Op::get(groups))

@@ -17,7 +17,7 @@ const READ_GROUPS: (u32, u32) = (8, 64);
 /// The bytes that one read should return.
 const READ_BYTES: u64 = 2 << 20;
 /// The most pieces or parts, each of up to [`STEP_BYTES`], in one read.
-pub(super) const READ_PIECES: u32 = 8;
+const READ_PIECES: u32 = 8;
 
 /// The positions that the log holds.
 pub(super) async fn span(client: &Client, keys: &Keys) -> Result<LogSpan, StoreError> {
@@ -49,7 +49,8 @@ pub(super) fn seq_of(keys: &Keys, found: &KeyValue) -> Result<LogSeq, StoreError
     })
 }
 
-/// The number of groups that a read requests, estimated from the sizes of earlier groups.
+/// The number of groups, pieces or parts that a read requests. For groups it is estimated from the sizes of earlier
+/// groups.
 #[derive(Debug)]
 pub(super) struct ReadSize(u32);
 
@@ -58,7 +59,11 @@ impl ReadSize {
         Self(READ_GROUPS.0)
     }
 
-    pub(super) fn groups(&self) -> u32 {
+    pub(super) fn of_pieces() -> Self {
+        Self(READ_PIECES)
+    }
+
+    pub(super) fn count(&self) -> u32 {
         self.0
     }
 
@@ -69,8 +74,8 @@ impl ReadSize {
         self.0 = fit.clamp(1, READ_GROUPS.1);
     }
 
-    /// Requests fewer groups after a failed read, whose answer may have been too large for the time limit.
-    /// Returns false when the read requested one group.
+    /// Requests fewer after a failed read, whose answer may have been too large for the time limit. Returns false
+    /// when the read requested one.
     pub(super) fn shrink(&mut self) -> bool {
         let was = self.0;
         self.0 = (was / 8).max(1);
@@ -90,7 +95,7 @@ pub(super) async fn read(
     let mut size = ReadSize::new();
     let mut next = LogSeq(after.0.saturating_add(1));
     loop {
-        let range = keys.log_from(next).limit(size.groups());
+        let range = keys.log_from(next).limit(size.count());
         let read = match client.range(range).await {
             Err(_) if size.shrink() => continue,
             read => read?,
@@ -132,16 +137,12 @@ pub(super) async fn group(
     };
     let mut group = BytesMut::new();
     let mut number = 0;
-    let mut most = READ_PIECES;
+    let mut size = ReadSize::of_pieces();
     while number < count {
-        let end = number.saturating_add(most).min(count);
+        let end = number.saturating_add(size.count()).min(count);
         let range = Range::between(keys.piece(seq, number), keys.piece(seq, end));
         let pieces = match client.range(range).await {
-            // Fewer pieces may arrive in time.
-            Err(Error::Unavailable { .. }) if most > 1 => {
-                most = 1;
-                continue;
-            }
+            Err(Error::Unavailable { .. }) if size.shrink() => continue,
             read => read?.kvs,
         };
         if pieces.len() as u64 != u64::from(end - number) {
@@ -273,12 +274,12 @@ mod tests {
             ..KeyValue::default()
         };
         size.learn(&[of(100), of(100)]);
-        assert!(u64::from(size.groups()) * 225_000 < 16 << 20, "{size:?}");
+        assert!(u64::from(size.count()) * 225_000 < 16 << 20, "{size:?}");
         size.learn(&[of(1 << 20)]);
-        assert_eq!(size.groups(), 1);
+        assert_eq!(size.count(), 1);
         assert!(!size.shrink());
         size.learn(&[of(100)]);
         assert!(size.shrink() && size.shrink() && !size.shrink());
-        assert_eq!(size.groups(), 1);
+        assert_eq!(size.count(), 1);
     }
 }

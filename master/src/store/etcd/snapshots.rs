@@ -5,7 +5,7 @@
 //! does the sweep before a term's first snapshot or maintenance.
 
 use super::keys::{Pointer, corrupt};
-use super::log::{READ_PIECES, span};
+use super::log::{ReadSize, span};
 use super::write::{Term, WhenFull, Written, settled};
 use super::{EtcdStore, STEP_BYTES, STEP_KEYS};
 use crate::store::{LogSeq, LogSpan, ShardIndex, Snapshot, SnapshotPositions, StoreError};
@@ -172,17 +172,13 @@ impl EtcdStore {
         pointer: Pointer,
     ) -> Result<Option<Vec<Bytes>>, StoreError> {
         let mut parts = Vec::new();
-        let mut most = READ_PIECES;
+        let mut size = ReadSize::of_pieces();
         while let Ok(number) = u32::try_from(parts.len())
             && number < pointer.parts
         {
             let range = self.keys.parts_from(shard, pointer.generation, number);
-            let read = match self.client.range(range.limit(most)).await {
-                // Fewer parts may arrive in time.
-                Err(Error::Unavailable { .. }) if most > 1 => {
-                    most = 1;
-                    continue;
-                }
+            let read = match self.client.range(range.limit(size.count())).await {
+                Err(Error::Unavailable { .. }) if size.shrink() => continue,
                 read => read?.kvs,
             };
             if read.is_empty() {
